@@ -11,7 +11,8 @@ use lamassu_anchor::{Anchor, AnchorError, ServerFault, Touched};
 use lamassu_crypto::KeyRing;
 use lamassu_format::header::VaultHeader;
 use lamassu_lease::Mode;
-use lamassu_rpc::host::{Turn, Turns};
+use lamassu_rpc::host::{LockRequest, Turn, Turns};
+use lamassu_vault::locks::{self, Asked, Locks, Object, Waiting};
 use lamassu_vault::turns::{self as requests, End, Need, Use};
 use lamassu_vault::{FileSystem, Forest, Options, Vault, VaultError};
 use std::sync::{Arc, mpsc};
@@ -73,6 +74,37 @@ fn has_ended(error: &Error) -> bool {
     matches!(error, AnchorError::Server { fault: ServerFault::Ended, .. })
 }
 
+/// The locks of this host's programs, which its session has.
+struct HostLocks(Arc<Turns>);
+
+impl Locks for HostLocks {
+    fn ask(&self, asked: Asked, done: locks::Done) -> Option<Box<dyn Waiting>> {
+        let request = self.0.lock(asked, done)?;
+        Some(Box::new(Sent(request)))
+    }
+
+    fn closes(&self, file: Object, owner: u64) -> Option<Asked> {
+        self.0.locks(|holder| holder.closes(file, owner))
+    }
+
+    fn closed(&self, handle: u64) -> Vec<Asked> {
+        self.0.locks(|holder| holder.closed(handle))
+    }
+
+    fn is_lost(&self, handle: u64) -> bool {
+        self.0.locks(|holder| holder.is_lost(handle))
+    }
+}
+
+/// A request about locks that was sent.
+struct Sent(LockRequest);
+
+impl Waiting for Sent {
+    fn cancel(&self) {
+        self.0.cancel();
+    }
+}
+
 /// The thread that takes this host's turns.
 struct Driver {
     forest: Arc<Forest>,
@@ -97,7 +129,7 @@ pub(crate) fn start(forest: &Arc<Forest>, opening: TurnOpening, keeper: &Arc<Kee
     let (turns, first) = keeper.policy().anchors.take_turn().ok_or(Error::NotAtServer)?;
     let header = Anchor::open(first.table.clone(), &opening.header.id())?.vault().header;
     let requests = requests::Turns::new();
-    forest.take_turns(requests.clone());
+    forest.take_turns(requests.clone(), Arc::new(HostLocks(turns.clone())));
     // Each file that it left open is taken over when it is opened to write.
     if first.takes_over {
         first.taken_over();

@@ -8,6 +8,7 @@
 //!   that, nothing is done on its behalf. A later answer makes it good again, since the server has not ended it then.
 //!   [`Reply::Ended`] is final.
 
+use crate::locks::Lock;
 use crate::{Call, Grant, Millis, Mode, Object, Reply, RequestNo, SessionId, Terms};
 use std::collections::{BTreeMap, VecDeque};
 
@@ -149,14 +150,14 @@ impl Client {
         Do::Send(Call::Heartbeat { beat })
     }
 
-    /// The host has reconnected to the server.
-    pub fn connected(&mut self) -> Vec<Do> {
+    /// The host has reconnected to the server. `locks`: the locks of its programs, to be reported with the leases.
+    pub fn connected(&mut self, locks: Vec<Lock>) -> Vec<Do> {
         if self.has_ended {
             return Vec::new();
         }
         self.beats.clear();
         let held = self.leases.values().map(|lease| lease.grant).collect();
-        let resume = Do::Send(Call::Resume { held });
+        let resume = Do::Send(Call::Resume { held, locks });
         let wanted = self.wanted.iter();
         let again = wanted.map(|(&object, &(request, mode))| Do::Send(Call::Acquire { request, object, mode }));
         std::iter::once(resume).chain(again).collect()
@@ -262,6 +263,8 @@ impl Client {
                 }
                 self.go_on(grant.object, now)
             }
+            // Locks of programs need no lease: `Holder` has them.
+            Reply::Lock { .. } => Vec::new(),
             Reply::Ended => self.end(),
         }
     }

@@ -10,12 +10,14 @@
 //! | `durable` | the state that outlives the server's process |
 //! | `server` | the server's side: grants, recalls, expiry, takeover, restart |
 //! | `client` | a host's side: admission of operations, recalls, the end of its session |
+//! | `locks` | locks of programs: the server's table of them, and a host's view |
 //!
 //! Wrong orders cannot be expressed: what must be durable before a message is in the same [`server::Step`] as the
 //! message, and an operation gets a [`client::Ticket`] only while its lease is good.
 
 pub mod client;
 mod durable;
+pub mod locks;
 pub mod server;
 pub mod terms;
 mod types;

@@ -14,6 +14,7 @@
 //! The changes of a step are made durable before its replies are sent ([`Step`]). A server that cannot make a change
 //! durable stops.
 
+use crate::locks::{LOCKS_MAX, Lock, LockAnswer, Table};
 use crate::{Call, Grant, GrantNo, Millis, Mode, Object, Reply, RequestNo, SessionId, Terms};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -91,6 +92,9 @@ pub struct Server {
     durable: Durable,
     sessions: BTreeMap<SessionId, Session>,
     objects: BTreeMap<Object, Held>,
+    locks: Table,
+    /// Requests about locks that came before every session had reported its locks.
+    early: VecDeque<(SessionId, Call)>,
     /// How many numbers were given in this run.
     given: u64,
 }
@@ -99,7 +103,15 @@ impl Server {
     /// Starts from the durable state, at `now`.
     pub fn start(terms: Terms, durable: Durable, now: Millis) -> (Server, Step) {
         let sessions = durable.sessions.iter().map(|id| (*id, Session::heard_at(now, false))).collect();
-        let mut server = Server { terms, durable, sessions, objects: BTreeMap::new(), given: 0 };
+        let mut server = Server {
+            terms,
+            durable,
+            sessions,
+            objects: BTreeMap::new(),
+            locks: Table::default(),
+            early: VecDeque::new(),
+            given: 0,
+        };
         for (object, (session, number)) in server.durable.exclusive.clone() {
             let lease = Lease::new(Mode::Exclusive, number, now);
             server.objects.entry(object).or_default().leases.insert(session, lease);
@@ -147,7 +159,7 @@ impl Server {
                 known.is_refused = false;
                 step.replies.push((session, Reply::Alive { beat }));
             }
-            Call::Resume { held } => self.resume(session, &held, now, &mut step),
+            Call::Resume { held, locks } => self.resume(session, &held, &locks, now, &mut step),
             Call::Acquire { request, object, mode } => {
                 let held = self.objects.entry(object).or_default();
                 // A client sends one request at a time; more are ignored.
@@ -163,9 +175,46 @@ impl Server {
                     self.serve(grant.object, now, &mut step);
                 }
             }
+            Call::Lock { .. } | Call::Unlock { .. } | Call::TestLock { .. } | Call::CancelLock { .. } => {
+                self.lock_call(session, call, &mut step);
+            }
             Call::Leave => self.end(session, false, now, &mut step),
         }
         step
+    }
+
+    fn lock_call(&mut self, session: SessionId, call: Call, step: &mut Step) {
+        // A session that is not back may have any lock.
+        if self.sessions.values().any(|session| !session.is_back) {
+            let its = self.early.iter().filter(|(of, _)| *of == session).count();
+            match call {
+                Call::Lock { request, .. } | Call::Unlock { request, .. } | Call::TestLock { request, .. }
+                    if its >= LOCKS_MAX =>
+                {
+                    step.replies.push((session, Reply::Lock { request, answer: LockAnswer::TooMany }));
+                }
+                _ if its < 2 * LOCKS_MAX => self.early.push_back((session, call)),
+                _ => {}
+            }
+            return;
+        }
+        let answers = match call {
+            Call::Lock { request, lock, waits } => self.locks.lock(session, request, lock, waits),
+            Call::Unlock { request, key, range } => self.locks.unlock(session, request, key, range),
+            Call::TestLock { request, lock } => vec![(session, request, self.locks.test(session, &lock))],
+            Call::CancelLock { request } => self.locks.cancel(session, request),
+            _ => Vec::new(),
+        };
+        answered(answers, step);
+    }
+
+    /// Handles the requests about locks that waited until every session was back.
+    fn catch_up(&mut self, step: &mut Step) {
+        if self.sessions.values().all(|session| session.is_back) {
+            for (session, call) in std::mem::take(&mut self.early) {
+                self.lock_call(session, call, step);
+            }
+        }
     }
 
     /// The process was suspended. Messages of sessions may still be unread, so that all sessions count as heard of now.
@@ -206,7 +255,8 @@ impl Server {
     /// on.
     pub fn turn_out(&mut self, session: SessionId, now: Millis) -> Step {
         let mut step = self.expire(now);
-        let holds_something = self.objects.values().any(|held| held.leases.contains_key(&session));
+        let has_lease = self.objects.values().any(|held| held.leases.contains_key(&session));
+        let holds_something = has_lease || self.locks.has(session);
         let Some(known) = self.sessions.get_mut(&session) else { return step };
         step.replies.push((session, Reply::Ended));
         if !holds_something {
@@ -294,8 +344,13 @@ impl Server {
             }
         }
         self.change(step, Change::Ended(session));
+        self.early.retain(|(of, _)| *of != session);
+        let mut answers = Vec::new();
+        self.locks.end(session, &mut answers);
+        answered(answers, step);
         // Includes requests that waited until every session is back.
         self.serve_all(now, step);
+        self.catch_up(step);
     }
 
     fn serve_all(&mut self, now: Millis, step: &mut Step) {
@@ -303,11 +358,15 @@ impl Server {
         objects.into_iter().for_each(|object| self.serve(object, now, step));
     }
 
-    /// A session reports its leases by a new connection. Its report is authoritative: it never received a lease that it
-    /// does not name, or has released it.
-    fn resume(&mut self, session: SessionId, held: &[Grant], now: Millis, step: &mut Step) {
+    /// A session reports its leases and locks by a new connection. Its report is authoritative: it never received what
+    /// it does not name, or has released it.
+    fn resume(&mut self, session: SessionId, held: &[Grant], locks: &[Lock], now: Millis, step: &mut Step) {
         let was_back = self.sessions.get(&session).is_some_and(|session| session.is_back);
-        let is_so = held.iter().all(|grant| self.may_hold(session, grant, was_back));
+        self.early.retain(|(of, _)| *of != session);
+        let mut answers = Vec::new();
+        let is_so = held.iter().all(|grant| self.may_hold(session, grant, was_back))
+            && self.locks.resume(session, locks, &mut answers);
+        answered(answers, step);
         if !is_so {
             // A correct client never reports such a lease, so the session is ended.
             step.replies.push((session, Reply::Ended));
@@ -339,6 +398,7 @@ impl Server {
             known.heard = now;
         }
         self.serve_all(now, step);
+        self.catch_up(step);
     }
 
     /// Whether a claimed lease is plausible. An exclusive lease must be on record. A shared lease must be on record, or
@@ -424,140 +484,10 @@ impl Server {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const OBJECT: Object = Object(1);
-
-    fn acquire(server: &mut Server, session: SessionId, mode: Mode, now: Millis) -> Vec<(SessionId, Reply)> {
-        server.call(session, Call::Acquire { request: RequestNo(0), object: OBJECT, mode }, now).replies
-    }
-
-    #[test]
-    fn a_lease_is_recalled_when_it_was_held_for_long_enough_and_the_server_says_when() {
-        let terms = Terms::DEFAULT;
-        let (mut server, _) = Server::start(terms, Durable::default(), Millis(0));
-        let (a, _) = server.join(Millis(0));
-        let (b, _) = server.join(Millis(0));
-        assert_eq!(server.wake_after(Millis(0)), Some(terms.term()), "the end of a session that is silent");
-        assert_eq!(acquire(&mut server, a, Mode::Exclusive, Millis(5)).len(), 1);
-        assert_eq!(acquire(&mut server, b, Mode::Shared, Millis(6)), []);
-        let at = Millis(5) + terms.min_hold();
-        assert_eq!(server.wake_after(Millis(6)), Some(at));
-        let recalled = server.tick(at).replies;
-        assert!(matches!(recalled[..], [(to, Reply::Recall { keeps: Some(Mode::Shared), .. })] if to == a));
-        assert_eq!(server.wake_after(at), Some(terms.term()), "it is asked once");
-    }
-
-    /// An expired session may not know: its leases are regranted after its own clock has stopped it.
-    #[test]
-    fn what_is_taken_from_a_session_is_given_to_others_a_term_later() {
-        let term = Terms::DEFAULT.term();
-        let (mut server, a, b, grant) = contended();
-        assert!(beats(&mut server, a, Millis(200)) && beats(&mut server, b, Millis(200)));
-        let out = server.turn_out(a, Millis(300));
-        assert_eq!((out.replies, out.changes), (vec![(a, Reply::Ended)], vec![]));
-        assert!(!server.may_change(a, OBJECT) && !beats(&mut server, a, Millis(400)));
-        let _ = server.call(a, Call::Release { grant, keeps: None }, Millis(400));
-        let _ = server.call(a, Call::Resume { held: vec![grant] }, Millis(400));
-        assert!(beats(&mut server, b, Millis(400)));
-        assert!(server.tick(Millis(199) + term).replies.is_empty() && server.is_alive(a));
-        let replies = server.tick(Millis(200) + term).replies;
-        assert!(
-            matches!(replies[..], [(to, Reply::Ended), (next, Reply::Granted { takes_over: true, .. })]
-            if to == a && next == b),
-            "{replies:?}"
-        );
-        // A session without leases is gone at once.
-        let (c, _) = server.join(Millis(200) + term);
-        assert_eq!(server.turn_out(c, Millis(200) + term).changes, [Change::Ended(c)]);
-    }
-
-    /// A newly started server, of which one session holds the object and another waits for it.
-    fn contended() -> (Server, SessionId, SessionId, Grant) {
-        let (mut server, _) = Server::start(Terms::DEFAULT, Durable::default(), Millis(0));
-        let (a, _) = server.join(Millis(0));
-        let (b, _) = server.join(Millis(0));
-        let granted = acquire(&mut server, a, Mode::Exclusive, Millis(0));
-        let [(_, Reply::Granted { grant, .. })] = granted[..] else { panic!("{granted:?}") };
-        let recalled = acquire(&mut server, b, Mode::Exclusive, Millis(100));
-        assert!(matches!(recalled[..], [(to, Reply::Recall { .. })] if to == a), "{recalled:?}");
-        (server, a, b, grant)
-    }
-
-    /// A session's heartbeat. Returns whether the server answers it.
-    fn beats(server: &mut Server, session: SessionId, now: Millis) -> bool {
-        let said = server.call(session, Call::Heartbeat { beat: 0 }, now).replies;
-        said.contains(&(session, Reply::Alive { beat: 0 }))
-    }
-
-    #[test]
-    fn a_holder_that_is_asked_and_holds_on_stops_and_then_ends_though_it_beats() {
-        let (term, beat) = (Terms::DEFAULT.term().0, Terms::DEFAULT.heartbeat().0);
-        let (mut server, a, b, grant) = contended();
-        let (mut last, mut now) = (0, 100);
-        let ended = loop {
-            now += beat;
-            let step = server.tick(Millis(now));
-            if !server.is_alive(a) {
-                break step;
-            }
-            assert_eq!(beats(&mut server, a, Millis(now)), now < 100 + term, "{now}");
-            last = if now < 100 + term { now } else { last };
-            assert!(beats(&mut server, b, Millis(now)));
-            // A session with a new connection is recalled again, and gets no more time.
-            let again = server.call(a, Call::Resume { held: vec![grant] }, Millis(now));
-            assert!(server.tick(Millis(now)).replies.is_empty() && again.changes.is_empty());
-        };
-        // Not before the host has stopped by its own clock.
-        assert!(now >= last + term && now <= 100 + 2 * term + beat, "{now}");
-        assert_eq!(ended.held_on, [a]);
-        assert!(ended.replies.contains(&(a, Reply::Ended)));
-        let takes_over =
-            |(to, reply): &(_, Reply)| *to == b && matches!(reply, Reply::Granted { takes_over: true, .. });
-        assert!(ended.replies.iter().any(takes_over), "{ended:?}");
-    }
-
-    #[test]
-    fn a_holder_that_gives_back_late_is_answered_again() {
-        let term = Terms::DEFAULT.term().0;
-        for by_resuming in [false, true] {
-            let (mut server, a, b, grant) = contended();
-            for now in [term / 2, term, term + 200] {
-                assert_eq!(beats(&mut server, a, Millis(now)), now < term + 100);
-                assert!(beats(&mut server, b, Millis(now)));
-            }
-            let now = Millis(term + 300);
-            let given_back = match by_resuming {
-                true => Call::Resume { held: vec![] },
-                false => Call::Release { grant, keeps: None },
-            };
-            let step = server.call(a, given_back, now);
-            assert!(matches!(step.replies[..], [(to, Reply::Granted { takes_over: false, .. })] if to == b));
-            assert!(beats(&mut server, a, now));
-            assert!(server.tick(Millis(2 * term)).held_on.is_empty() && server.is_alive(a));
-        }
-    }
-
-    #[test]
-    fn a_holder_that_is_silent_ends_as_any_other() {
-        let term = Terms::DEFAULT.term();
-        let (mut server, a, b, _) = contended();
-        assert!(beats(&mut server, a, Millis(200)) && beats(&mut server, b, Millis(term.0 - 1)));
-        let step = server.tick(Millis(200) + term);
-        assert!(step.held_on.is_empty() && !server.is_alive(a) && server.is_alive(b));
-    }
-
-    #[test]
-    fn a_session_waits_once() {
-        let (mut server, a, b, grant) = contended();
-        for request in 1..1000 {
-            let call = Call::Acquire { request: RequestNo(request), object: OBJECT, mode: Mode::Exclusive };
-            assert!(server.call(b, call, Millis(200)).replies.is_empty());
-        }
-        let step = server.call(a, Call::Release { grant, keeps: None }, Millis(300));
-        assert_eq!(step.replies.len(), 1);
-        assert!(server.objects.get(&OBJECT).is_some_and(|held| held.waiting.is_empty()));
-    }
+fn answered(answers: Vec<(SessionId, RequestNo, LockAnswer)>, step: &mut Step) {
+    let replies = answers.into_iter().map(|(session, request, answer)| (session, Reply::Lock { request, answer }));
+    step.replies.extend(replies);
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,5 +1,6 @@
 //! Objects, sessions, modes, times, and the messages between clients and the server.
 
+use crate::locks::{Lock, LockAnswer, LockKey, Range};
 use std::ops::Add;
 
 /// The number of an object of a vault in the anchor.
@@ -58,10 +59,12 @@ pub enum Call {
         /// the heartbeat's number, ascending
         beat: u64,
     },
-    /// The session has a new connection, and holds these leases and no others.
+    /// The session has a new connection, and holds these leases and locks, and no others.
     Resume {
         /// its leases
         held: Vec<Grant>,
+        /// its locks
+        locks: Vec<Lock>,
     },
     /// Requests a lease.
     Acquire {
@@ -83,6 +86,36 @@ pub enum Call {
     TakenOver {
         /// the grant
         grant: Grant,
+    },
+    /// Requests a lock for a program.
+    Lock {
+        /// the client's number
+        request: RequestNo,
+        /// the lock
+        lock: Lock,
+        /// whether to wait for locks that are in the way
+        waits: bool,
+    },
+    /// Releases a range.
+    Unlock {
+        /// the client's number
+        request: RequestNo,
+        /// whose locks, and of what
+        key: LockKey,
+        /// the range
+        range: Range,
+    },
+    /// Asks whether a lock could be taken.
+    TestLock {
+        /// the client's number
+        request: RequestNo,
+        /// the lock
+        lock: Lock,
+    },
+    /// A request for a lock is to wait no longer. If it still waits, that is its answer.
+    CancelLock {
+        /// the request
+        request: RequestNo,
     },
     /// The session ends. All its changes are committed.
     Leave,
@@ -111,6 +144,13 @@ pub enum Reply {
         grant: Grant,
         /// the mode that may be kept
         keeps: Option<Mode>,
+    },
+    /// Answers a request about a lock.
+    Lock {
+        /// the request
+        request: RequestNo,
+        /// the answer
+        answer: LockAnswer,
     },
     /// The session has expired, or never existed: none of its leases is valid.
     Ended,

@@ -5,7 +5,10 @@ use lamassu_anchor::head::Head;
 use lamassu_anchor::table::{self, Change, Space};
 use lamassu_crypto::oprf::{BATCH_MAX, Element};
 use lamassu_format::header::VaultId;
+use lamassu_lease::locks::REPORTED_MAX;
 use lamassu_lease::{Call, Grant, GrantNo, Mode, Object, Reply, RequestNo};
+
+mod locks;
 
 /// An invalid message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -134,9 +137,11 @@ pub fn from_call(call: &Call, of: proto::Of) -> proto::Up {
     use proto::up::Said;
     let said = match call {
         Call::Heartbeat { beat } => Said::Heartbeat(proto::Heartbeat { beat: *beat }),
-        Call::Resume { held } => {
-            Said::Resume(proto::Resume { of: Some(of), held: held.iter().copied().map(from_grant).collect() })
-        }
+        Call::Resume { held, locks } => Said::Resume(proto::Resume {
+            of: Some(of),
+            held: held.iter().copied().map(from_grant).collect(),
+            locks: locks.iter().map(locks::from_lock).collect(),
+        }),
         Call::Acquire { request, object, mode } => {
             Said::Acquire(proto::Acquire { request: request.0, object: object.0, mode: from_mode(*mode) })
         }
@@ -144,6 +149,13 @@ pub fn from_call(call: &Call, of: proto::Of) -> proto::Up {
             Said::Release(proto::Release { grant: Some(from_grant(*grant)), keeps: keeps.map(from_mode) })
         }
         Call::TakenOver { grant } => Said::TakenOver(from_grant(*grant)),
+        Call::Lock { request, lock, waits } => Said::Lock(locks::from_request(*request, lock, *waits)),
+        Call::Unlock { request, key, range } => {
+            let range = Some(locks::from_range(key, *range));
+            Said::Unlock(proto::UnlockRequest { request: request.0, range })
+        }
+        Call::TestLock { request, lock } => Said::TestLock(locks::from_request(*request, lock, false)),
+        Call::CancelLock { request } => Said::CancelLock(proto::CancelLock { request: request.0 }),
         Call::Leave => Said::Leave(proto::Nothing {}),
     };
     proto::Up { said: Some(said) }
@@ -157,9 +169,13 @@ pub fn to_call(up: proto::Up) -> Result<Call> {
     use proto::up::Said;
     Ok(match up.said.ok_or(Garbled("it is empty"))? {
         Said::Begin(_) => return Err(Garbled("a session begins once")),
-        Said::Resume(resume) => {
-            Call::Resume { held: resume.held.into_iter().map(|grant| to_grant(Some(grant))).collect::<Result<_>>()? }
+        Said::Resume(resume) if resume.locks.len() > REPORTED_MAX => {
+            return Err(Garbled("there are more locks than a session can have"));
         }
+        Said::Resume(resume) => Call::Resume {
+            held: resume.held.into_iter().map(|grant| to_grant(Some(grant))).collect::<Result<_>>()?,
+            locks: resume.locks.iter().map(locks::to_lock).collect::<Result<_>>()?,
+        },
         Said::Heartbeat(beat) => Call::Heartbeat { beat: beat.beat },
         Said::Acquire(acquire) => Call::Acquire {
             request: RequestNo(acquire.request),
@@ -170,6 +186,15 @@ pub fn to_call(up: proto::Up) -> Result<Call> {
             Call::Release { grant: to_grant(release.grant)?, keeps: release.keeps.map(to_mode).transpose()? }
         }
         Said::TakenOver(grant) => Call::TakenOver { grant: to_grant(Some(grant))? },
+        Said::Lock(asked) => {
+            Call::Lock { request: RequestNo(asked.request), lock: locks::to_asked(&asked)?, waits: asked.waits }
+        }
+        Said::Unlock(asked) => {
+            let (key, range) = locks::to_range(asked.range.as_ref())?;
+            Call::Unlock { request: RequestNo(asked.request), key, range }
+        }
+        Said::TestLock(asked) => Call::TestLock { request: RequestNo(asked.request), lock: locks::to_asked(&asked)? },
+        Said::CancelLock(cancel) => Call::CancelLock { request: RequestNo(cancel.request) },
         Said::Leave(_) => Call::Leave,
     })
 }
@@ -188,6 +213,7 @@ pub fn from_reply(reply: &Reply, head: Head) -> proto::Down {
         Reply::Recall { grant, keeps } => {
             Said::Recall(proto::Recall { grant: Some(from_grant(*grant)), keeps: keeps.map(from_mode) })
         }
+        Reply::Lock { request, answer } => Said::Lock(locks::from_answer(*request, *answer)),
         Reply::Ended => Said::Ended(proto::Nothing {}),
     };
     proto::Down { said: Some(said), policy: None }
@@ -222,6 +248,9 @@ pub fn to_reply(down: proto::Down) -> Result<Reply> {
         Said::Recall(recall) => {
             Reply::Recall { grant: to_grant(recall.grant)?, keeps: recall.keeps.map(to_mode).transpose()? }
         }
+        Said::Lock(answered) => {
+            Reply::Lock { request: RequestNo(answered.request), answer: locks::to_answer(answered)? }
+        }
         Said::Ended(_) => Reply::Ended,
     })
 }
@@ -238,13 +267,14 @@ mod tests {
         let of = proto::Of { vault: vec![1; 16], session: 3 };
         let calls = [
             Call::Heartbeat { beat: 4 },
-            Call::Resume { held: vec![GRANT] },
+            Call::Resume { held: vec![GRANT], locks: locks::tests::some() },
             Call::Acquire { request: RequestNo(2), object: Object(7), mode: Mode::Shared },
             Call::Release { grant: GRANT, keeps: Some(Mode::Shared) },
             Call::Release { grant: GRANT, keeps: None },
             Call::TakenOver { grant: GRANT },
             Call::Leave,
         ];
+        let calls = calls.into_iter().chain(locks::tests::calls());
         for call in calls {
             assert_eq!(to_call(from_call(&call, of.clone())), Ok(call));
         }
@@ -254,6 +284,7 @@ mod tests {
             Reply::Recall { grant: GRANT, keeps: Some(Mode::Shared) },
             Reply::Ended,
         ];
+        let replies = replies.into_iter().chain(locks::tests::replies());
         for reply in replies {
             let down = from_reply(&reply, HEAD);
             let is_granted = matches!(reply, Reply::Granted { .. });

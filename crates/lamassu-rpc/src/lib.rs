@@ -63,6 +63,9 @@ pub const DELTA_COMMITS_MAX: usize = 1024;
 /// Bytes of these changes, at most.
 pub const DELTA_MAX: usize = 4 << 20;
 
+/// Bytes of one message of a session to the server, at most: a report of all its locks is the longest one.
+pub const SESSION_MESSAGE_MAX: usize = 640 << 10;
+
 /// Findings in one report, at most.
 pub const FINDINGS_MAX: usize = 200;
 

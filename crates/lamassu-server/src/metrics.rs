@@ -113,7 +113,7 @@ impl Metrics {
         match reply {
             Reply::Granted { .. } => drop(self.turns.inc()),
             Reply::Recall { .. } => drop(self.recalls.inc()),
-            Reply::Alive { .. } | Reply::Ended => {}
+            Reply::Alive { .. } | Reply::Lock { .. } | Reply::Ended => {}
         }
     }
 

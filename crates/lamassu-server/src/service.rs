@@ -24,7 +24,7 @@ use lamassu_lease::SessionId;
 use lamassu_rpc::convert::{self, Batch, Garbled};
 use lamassu_rpc::limits::RULE_KEY;
 use lamassu_rpc::proto::{self, alerts_server::Alerts, anchors_server::Anchors, hosts_server::Hosts};
-use lamassu_rpc::{CHANGES_MAX, FINDINGS_MAX, MESSAGE_MAX, REPORT_MAX};
+use lamassu_rpc::{CHANGES_MAX, FINDINGS_MAX, MESSAGE_MAX, REPORT_MAX, SESSION_MESSAGE_MAX};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -83,7 +83,7 @@ impl Service {
 
     /// The service, for tonic.
     pub fn sessions(&self) -> proto::sessions_server::SessionsServer<Service> {
-        proto::sessions_server::SessionsServer::new(self.clone()).max_decoding_message_size(4096)
+        proto::sessions_server::SessionsServer::new(self.clone()).max_decoding_message_size(SESSION_MESSAGE_MAX)
     }
 
     /// The service, for tonic.

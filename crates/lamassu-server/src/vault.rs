@@ -20,6 +20,7 @@ use lamassu_anchor::head::Head;
 use lamassu_anchor::table::{Change, Table};
 use lamassu_anchor::{Anchor, AnchorError, VaultRow};
 use lamassu_format::header::VaultId;
+use lamassu_lease::locks::LOCKS_MAX;
 use lamassu_lease::server::{Server, Step};
 use lamassu_lease::{Call, Millis, Mode, Object, Reply, SessionId, Terms};
 use lamassu_rpc::clock::now;
@@ -36,8 +37,9 @@ pub const TICK: Duration = Duration::from_millis(200);
 pub const VAULT: Object = Object(0);
 /// Sessions of one host in one vault.
 const SESSIONS_MAX: usize = 16;
-/// Replies that may be queued for a session. Beyond that its connection is dropped.
-pub const REPLIES_MAX: usize = 64;
+/// Replies that may be queued for a session. Beyond that its connection is dropped. One message of another session may
+/// answer all requests for locks that wait.
+pub const REPLIES_MAX: usize = LOCKS_MAX + 64;
 
 /// One vault.
 pub struct Vault {
@@ -484,7 +486,9 @@ pub struct Rows {
 fn is_of_the_vault(call: &Call) -> bool {
     match call {
         Call::Heartbeat { .. } | Call::Leave => true,
-        Call::Resume { held } => held.len() <= 1 && held.iter().all(|grant| grant.object == VAULT),
+        // Locks are of files, and need no lease.
+        Call::Lock { .. } | Call::Unlock { .. } | Call::TestLock { .. } | Call::CancelLock { .. } => true,
+        Call::Resume { held, .. } => held.len() <= 1 && held.iter().all(|grant| grant.object == VAULT),
         Call::Acquire { object, .. } => *object == VAULT,
         Call::Release { grant, .. } | Call::TakenOver { grant } => grant.object == VAULT,
     }

@@ -1,5 +1,6 @@
 //! The one list of operations that a front-end may call.
 
+use crate::locks::{Locks, Object};
 use crate::{
     Access, Attr, DirEntry, Entry, Fallocate, HandleId, Ino, Kind, Owner, RenameMode, Result, SetAttr, SetXattr,
     StatFs, Upkeep, Vault, Whence, turns::Turns,
@@ -151,6 +152,15 @@ file_system! {
         /// giving references back, syncs, and closing handles.
         fn turns(&self) -> Option<&Arc<Turns>> {
             None
+        }
+        /// Locks of programs, if they hold among several hosts.
+        fn locks(&self) -> Option<&Arc<dyn Locks>> {
+            None
+        }
+        /// A file, as its locks name it. Needs no turn.
+        fn locked_file(&self, ino: Ino) -> Result<Object> {
+            let _ = ino;
+            Err(crate::VaultError::Invalid)
         }
         /// The signal that asks for a call of [`FileSystem::work_off`].
         fn upkeep(&self) -> Upkeep {

@@ -139,6 +139,11 @@ impl Left {
         self.nodes.forget(ino, count);
     }
 
+    /// The object of a node; the default one: there is no such node.
+    pub fn object_of(&self, ino: Ino) -> ObjectId {
+        self.nodes.object(ino)
+    }
+
     /// Closes a handle.
     ///
     /// # Errors
@@ -172,6 +177,11 @@ impl Left {
 }
 
 impl Vault {
+    /// The object of a node; the default one: there is no such node, or no anchor.
+    pub(crate) fn object_of(&self, ino: Ino) -> ObjectId {
+        self.nodes.lock().object(ino)
+    }
+
     /// Closes the vault, and returns what is left for the next one. No call is under way, and none follows.
     ///
     /// # Errors

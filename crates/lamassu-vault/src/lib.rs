@@ -22,7 +22,7 @@
 //! | `staging` | where entries are made, and deleted, out of reach of other users |
 //! | `digests` | what an anchor compares |
 //! | `anchored`, `anchor` | what the vault's anchor says, and what it is told (`docs/freshness.md`); the public part of it |
-//! | `turns`, `left` | turns of several hosts: waiting requests; numbers and handles from turn to turn (`docs/sharing.md`) |
+//! | `turns`, `left`, `locks` | turns of several hosts: waiting requests; numbers and handles from turn to turn; locks of programs (`docs/sharing.md`) |
 //! | `gate`, `upkeep` | how `freeze` and `close` wait for changes; work in the background |
 //! | `event` | integrity events: counted, logged, delivered |
 //! | `walk`, `regions`, `check`, `rekey` | walks over the whole tree: sizes, datasets; verify and repair; re-keying |
@@ -70,6 +70,7 @@ mod handles;
 mod inode;
 mod left;
 mod listing;
+pub mod locks;
 mod nameless;
 mod names;
 mod open;

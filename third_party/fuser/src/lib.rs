@@ -405,6 +405,16 @@ pub trait Filesystem: Send + Sync + 'static {
         Ok(())
     }
 
+    /// The caller of a request was interrupted by a signal, and waits for its reply.
+    /// The filesystem may reply to that request with `EINTR`, and need not. The request
+    /// may have been replied to already, or not have reached the filesystem yet.
+    ///
+    /// With `ENOSYS` the kernel sends no more of these.
+    fn interrupt(&self, unique: RequestId) -> Result<(), Errno> {
+        let _ = unique;
+        Err(Errno::ENOSYS)
+    }
+
     /// Clean up filesystem.
     /// Called on filesystem exit.
     fn destroy(&mut self) {}
@@ -855,7 +865,7 @@ pub trait Filesystem: Send + Sync + 'static {
         reply.error(Errno::ENOSYS);
     }
 
-    /// Test for a POSIX file lock.
+    /// Test for a file lock: a POSIX one or, with `flock`, one of flock(2).
     fn getlk(
         &self,
         _req: &Request,
@@ -866,16 +876,17 @@ pub trait Filesystem: Send + Sync + 'static {
         end: u64,
         typ: i32,
         pid: u32,
+        flock: bool,
         reply: ReplyLock,
     ) {
         warn!(
             "[Not Implemented] getlk(ino: {ino:#x?}, fh: {fh}, lock_owner: {lock_owner}, \
-            start: {start}, end: {end}, typ: {typ}, pid: {pid})"
+            start: {start}, end: {end}, typ: {typ}, pid: {pid}, flock: {flock})"
         );
         reply.error(Errno::ENOSYS);
     }
 
-    /// Acquire, modify or release a POSIX file lock.
+    /// Acquire, modify or release a file lock: a POSIX one or, with `flock`, one of flock(2).
     /// For POSIX threads (NPTL) there's a 1-1 relation between pid and owner, but
     /// otherwise this is not always the case.  For checking lock ownership,
     /// 'fi->owner' must be used. The `l_pid` field in 'struct flock' should only be
@@ -893,11 +904,12 @@ pub trait Filesystem: Send + Sync + 'static {
         typ: i32,
         pid: u32,
         sleep: bool,
+        flock: bool,
         reply: ReplyEmpty,
     ) {
         warn!(
             "[Not Implemented] setlk(ino: {ino:#x?}, fh: {fh}, lock_owner: {lock_owner}, \
-            start: {start}, end: {end}, typ: {typ}, pid: {pid}, sleep: {sleep})"
+            start: {start}, end: {end}, typ: {typ}, pid: {pid}, sleep: {sleep}, flock: {flock})"
         );
         reply.error(Errno::ENOSYS);
     }

@@ -82,6 +82,7 @@ impl<'a> RequestWithSender<'a> {
                     | ll::Operation::Destroy(_)
                     | ll::Operation::Read(_)
                     | ll::Operation::ReadDir(_)
+                    | ll::Operation::Interrupt(_)
                     | ll::Operation::BatchForget(_)
                     | ll::Operation::Forget(_)
                     | ll::Operation::Write(_)
@@ -114,10 +115,7 @@ impl<'a> RequestWithSender<'a> {
                 return Err(Errno::EIO);
             }
 
-            ll::Operation::Interrupt(_) => {
-                // TODO: handle FUSE_INTERRUPT
-                return Err(Errno::ENOSYS);
-            }
+            ll::Operation::Interrupt(x) => filesystem.interrupt(x.unique())?, // no reply
 
             ll::Operation::Lookup(x) => {
                 filesystem.lookup(
@@ -395,6 +393,7 @@ impl<'a> RequestWithSender<'a> {
                     x.lock().range.1,
                     x.lock().typ,
                     x.lock().pid,
+                    x.flock(),
                     self.reply(),
                 );
             }
@@ -409,6 +408,7 @@ impl<'a> RequestWithSender<'a> {
                     x.lock().typ,
                     x.lock().pid,
                     x.sleep(),
+                    x.flock(),
                     self.reply(),
                 );
             }

@@ -203,6 +203,7 @@ impl<F: FileSystem> Shared<F> {
     /// fills up with zeros. So if a part cannot be read, the whole request must fail. (The kernel then asks again page
     /// by page.)
     pub(super) fn read_full(&self, handle: HandleId, offset: u64, buffer: &mut [u8], direct: bool) -> Result<usize> {
+        self.check_locks(handle)?;
         let mut done = 0;
         while done < buffer.len() {
             match self.fs.read(handle, offset + done as u64, &mut buffer[done..]) {
@@ -267,6 +268,7 @@ impl<F: FileSystem> Shared<F> {
     fn write_all(&self, request: WriteRequest, data: &[u8]) -> Result<()> {
         let WriteRequest { ino, handle, offset, flags, open_flags, caller } = request;
         let direct = self.is_direct_write(&request);
+        self.check_locks(handle)?;
         if flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID) {
             self.drop_privileges(ino, Some(handle), caller)?;
         }
@@ -336,6 +338,7 @@ impl<F: FileSystem> Shared<F> {
     /// setattr. Truncation and a change of owner also clear set-uid and set-gid bits.
     pub(super) fn setattr(&self, ino: Ino, handle: Option<HandleId>, mut set: SetAttr, caller: Caller) -> Result<Attr> {
         self.check_setattr(ino, handle, &set, caller)?;
+        handle.map_or(Ok(()), |handle| self.check_locks(handle))?;
         let chown = set.uid.is_some() || set.gid.is_some();
         if set.mode.is_none() && (chown || (set.size.is_some() && !caller.is_root())) {
             let attr = self.fs.getattr(ino, handle)?;

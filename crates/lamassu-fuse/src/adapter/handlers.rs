@@ -4,14 +4,15 @@ use super::acl::Caller;
 use super::admin::IoctlRequest;
 use super::convert::{self, file_attr, file_type, negative_entry, node_kind, removed_attr, set_time};
 use super::file_io::WriteRequest;
+use super::locks::LockRequest;
 use super::reply::{is_not_found, send_empty, send_xattr};
 use super::{Adapter, CacheWrite, Shared, failed};
 use crate::options::CacheMode;
 use fuser::{
     AccessFlags, BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Filesystem, FopenFlags, Generation, INodeNo,
     IoctlFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory,
-    ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr,
-    Request, TimeOrNow, WriteFlags,
+    ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLock, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite,
+    ReplyXattr, Request, RequestId, TimeOrNow, WriteFlags,
 };
 use lamassu_vault::turns::Need;
 use lamassu_vault::{FileSystem, HandleId, RenameMode, SetAttr, SetXattr, VaultError, Whence, is_listed_for};
@@ -316,8 +317,11 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
         });
     }
 
-    fn flush(&self, _req: &Request, ino: INodeNo, fh: FileHandle, _lock_owner: LockOwner, reply: ReplyEmpty) {
-        let flush = move |s: &Shared<F>| send_empty("flush", s.fs.flush(HandleId(fh.0)), reply);
+    fn flush(&self, _req: &Request, ino: INodeNo, fh: FileHandle, lock_owner: LockOwner, reply: ReplyEmpty) {
+        let flush = move |s: &Shared<F>| {
+            let done = s.fs.flush(HandleId(fh.0));
+            s.close_locks(ino.0, lock_owner, move || send_empty("flush", done, reply));
+        };
         match self.0.fs.waits_for_keys(ino.0) {
             true => self.0.sync(ino.0, "flush", flush),
             false => self.0.in_order(ino.0, "flush", flush),
@@ -339,12 +343,16 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
             shared.drop_use(ino.0, s.access(flags).write);
             s.without_capability.lock().remove(&ino.0);
             s.forget_directness(HandleId(fh.0));
+            s.release_locks(HandleId(fh.0));
             send_empty("release", s.release(HandleId(fh.0)), reply);
         });
     }
 
     fn fsync(&self, _req: &Request, ino: INodeNo, fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
-        self.0.sync(ino.0, "fsync", move |s| send_empty("fsync", s.fs.fsync(HandleId(fh.0), datasync), reply));
+        self.0.sync(ino.0, "fsync", move |s| {
+            let good = s.check_locks(HandleId(fh.0));
+            send_empty("fsync", good.and_then(|()| s.fs.fsync(HandleId(fh.0), datasync)), reply);
+        });
     }
 
     fn fallocate(
@@ -361,7 +369,8 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
         let (handle, caller) = (HandleId(fh.0), Caller::of(req));
         self.0.change(ino.0, "fallocate", move |s| {
             let privileges = if caller.is_root() { Ok(()) } else { s.drop_privileges(ino.0, Some(handle), caller) };
-            send_empty("fallocate", privileges.and_then(|()| s.fs.fallocate(handle, mode, offset, length)), reply);
+            let good = privileges.and_then(|()| s.check_locks(handle));
+            send_empty("fallocate", good.and_then(|()| s.fs.fallocate(handle, mode, offset, length)), reply);
         });
     }
 
@@ -394,13 +403,55 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
         let (caller, len) = (Caller::of(req), len.min(COPY_LEN_MAX));
         self.0.change(ino_out.0, "copy_file_range", move |s| {
             let privileges = if caller.is_root() { Ok(()) } else { s.drop_privileges(ino_out.0, Some(to.0), caller) };
-            match privileges.and_then(|()| s.fs.copy_range(from, to, len)) {
+            let good = privileges.and_then(|()| s.check_locks(from.0)).and_then(|()| s.check_locks(to.0));
+            match good.and_then(|()| s.fs.copy_range(from, to, len)) {
                 Ok(Some(n)) => reply.written(u32::try_from(n).unwrap_or(u32::MAX)),
                 // The kernel then copies through the page cache, this once. (After `ENOSYS` it would always do so.)
                 Ok(None) => reply.error(Errno::EOPNOTSUPP),
                 Err(error) => reply.error(failed("copy_file_range", &error)),
             }
         });
+    }
+
+    fn getlk(
+        &self,
+        _req: &Request,
+        ino: INodeNo,
+        fh: FileHandle,
+        lock_owner: LockOwner,
+        start: u64,
+        end: u64,
+        typ: i32,
+        pid: u32,
+        flock: bool,
+        reply: ReplyLock,
+    ) {
+        let request =
+            LockRequest { ino: ino.0, handle: HandleId(fh.0), owner: lock_owner, start, end, typ, pid, flock };
+        self.0.test_lock(request, reply);
+    }
+
+    fn setlk(
+        &self,
+        req: &Request,
+        ino: INodeNo,
+        fh: FileHandle,
+        lock_owner: LockOwner,
+        start: u64,
+        end: u64,
+        typ: i32,
+        pid: u32,
+        sleep: bool,
+        flock: bool,
+        reply: ReplyEmpty,
+    ) {
+        let request =
+            LockRequest { ino: ino.0, handle: HandleId(fh.0), owner: lock_owner, start, end, typ, pid, flock };
+        self.0.set_lock(request, sleep, req.unique(), reply);
+    }
+
+    fn interrupt(&self, unique: RequestId) -> Result<(), Errno> {
+        self.0.interrupt(unique)
     }
 
     // --- directories

@@ -3,7 +3,7 @@
 //! `handlers` is the list of requests, one short method each. `file_io` reads, writes and clears set-uid bits when the
 //! kernel asks for it; `uses` counts open files; `reply` has the common parts of answers; `convert` converts between
 //! the kernel's types and the vault's; `acl` handles access control lists; `rights` checks permissions again where
-//! hosts take turns; `admin` answers ioctls and seeks; `counts` counts requests; `cache` makes the kernel drop its
+//! hosts take turns; `locks` asks for locks that hold among hosts; `admin` answers ioctls and seeks; `counts` counts requests; `cache` makes the kernel drop its
 //! caches of vaults that are unloaded; `gate` holds changes back during a freeze; `syncs` has threads for syncs;
 //! `lifetime` starts the threads of a mount and ends them.
 
@@ -17,6 +17,7 @@ mod file_io;
 mod gate;
 mod handlers;
 mod lifetime;
+mod locks;
 mod reply;
 mod rights;
 mod syncs;
@@ -36,6 +37,7 @@ use gate::Gate;
 use lamassu_vault::turns::{Need, Use};
 use lamassu_vault::{Entry, FileSystem, HandleId, Ino, Result, VaultError};
 use lifetime::Lifetime;
+use locks::LockWaits;
 use parking_lot::{Mutex, RwLock};
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
@@ -117,6 +119,8 @@ pub(crate) struct Shared<F> {
     closed: Mutex<Option<VaultError>>,
     /// Answers calls of other processes; `None`: they are refused.
     calls: Option<Calls>,
+    /// Requests for locks that wait.
+    lock_waits: LockWaits,
 }
 
 /// The `fuser` file system.
@@ -163,6 +167,7 @@ impl<F: FileSystem> Shared<F> {
             lifetime: Lifetime::default(),
             closed: Mutex::new(None),
             calls,
+            lock_waits: LockWaits::default(),
         }))
     }
 
@@ -309,6 +314,9 @@ impl<F: FileSystem> Adapter<F> {
         if guarded("keeps_acls", || self.0.fs.keeps_acls()) == Some(true) && config.capabilities().contains(ACLS) {
             wanted |= ACLS;
             self.0.acls.store(true, Ordering::Relaxed);
+        }
+        if self.0.fs.locks().is_some() {
+            wanted |= InitFlags::FUSE_POSIX_LOCKS | InitFlags::FUSE_FLOCK_LOCKS;
         }
         let refused = config.add_capabilities(wanted & config.capabilities()).is_err();
         debug_assert!(!refused, "only offered capabilities are asked for");

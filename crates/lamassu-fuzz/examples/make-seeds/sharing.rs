@@ -3,6 +3,7 @@
 use super::Seeds;
 use lamassu_crypto::Secret;
 use lamassu_crypto::oprf::ServerKey;
+use lamassu_lease::locks::{Lock, LockKey, LockKind, Range};
 use lamassu_lease::{Call, Grant, GrantNo, Mode, Object, RequestNo};
 use lamassu_rpc::convert::from_call;
 use lamassu_rpc::proto;
@@ -21,12 +22,18 @@ pub fn sharing(seeds: &mut Seeds) {
     let object = Object(1);
     let acquire = |mode| Call::Acquire { request: RequestNo(1), object, mode };
     let grant = Grant { object, mode: Mode::Exclusive, number: GrantNo(FIRST_GRANT) };
+    let key = LockKey { file: Object(1), kind: LockKind::Range, owner: 7 };
+    let lock = Lock { key, range: Range::new(3, 9).expect("a range"), mode: Mode::Exclusive, pid: 5 };
     let calls = [
         (0, acquire(Mode::Shared)),
         (1, acquire(Mode::Exclusive)),
         (0, Call::Release { grant, keeps: Some(Mode::Shared) }),
         (1, Call::Heartbeat { beat: 1 }),
-        (2, Call::Resume { held: vec![grant] }),
+        (2, Call::Resume { held: vec![grant], locks: vec![lock] }),
+        (0, Call::Lock { request: RequestNo(2), lock, waits: true }),
+        (1, Call::TestLock { request: RequestNo(3), lock }),
+        (0, Call::CancelLock { request: RequestNo(2) }),
+        (1, Call::Unlock { request: RequestNo(4), key, range: lock.range }),
         (1, Call::TakenOver { grant }),
         (1, Call::Leave),
     ];

@@ -90,7 +90,7 @@ fn without_grace(server: &Server, now: Millis) -> Server {
             number: *number,
         };
         if !server.is_back(session) {
-            let _ = other.call(session, Call::Resume { held: held.map(grant).collect() }, now);
+            let _ = other.call(session, Call::Resume { held: held.map(grant).collect(), locks: Vec::new() }, now);
         }
     }
     other
@@ -233,7 +233,7 @@ impl Model for Sharing {
             Event::Connect(at) => {
                 let host = world.hosts[at].as_mut()?;
                 host.connection = Some(Connection::default());
-                let all = host.client.connected();
+                let all = host.client.connected(Vec::new());
                 world.act(self, at, all);
             }
             Event::CrashHost(at) => {

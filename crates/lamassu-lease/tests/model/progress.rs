@@ -165,7 +165,11 @@ impl World {
                 if without == Without::Order {
                     // The newest is before all others.
                     for (other, _) in &before {
-                        serve(&mut self.server, self.hosts[*other].client.session(), Call::Resume { held: Vec::new() });
+                        serve(
+                            &mut self.server,
+                            self.hosts[*other].client.session(),
+                            Call::Resume { held: Vec::new(), locks: Vec::new() },
+                        );
                     }
                     serve(&mut self.server, session, call);
                     for (other, call) in before {
@@ -219,7 +223,8 @@ impl World {
             if host.is_over {
                 continue;
             }
-            let mut all = if host.flickers { host.client.connected() } else { vec![host.client.beat(self.now)] };
+            let mut all =
+                if host.flickers { host.client.connected(Vec::new()) } else { vec![host.client.beat(self.now)] };
             if without == Without::Good && host.flickers && host.client.mode_of(FILE).is_none() {
                 // By a clock at which the session is good.
                 let none = Ticket { op: Op(u64::MAX), object: FILE, mode: Mode::Shared };

@@ -5,18 +5,21 @@
 //! | this one | joining; connections, and the meaning of their errors |
 //! | `session` | leases: a task sends heartbeats, reconnects, and ends the session |
 //! | `mirrored` | a table that is read from this host's copy, and committed at the server |
+//! | `locks` | locks of this host's programs |
 //! | `turns` | a vault that several hosts use by turns |
 //! | `keys` | keys that a server keeps |
 
 mod keys;
+mod locks;
 mod mirrored;
 mod session;
 mod turns;
 
 pub use keys::unanswered;
+pub use locks::Done;
 pub use mirrored::{Mirrored, give_up, is_on_its_way, put};
 pub use session::Session;
-pub use turns::{Listener, Told, Turn, Turns};
+pub use turns::{Listener, LockRequest, Told, Turn, Turns};
 
 use crate::identity::{HostKey, Identity};
 use crate::limits::RULE_KEY;

@@ -3,6 +3,7 @@
 //!
 //! Locks: `copy` is held while a turn is being taken, then `attended`.
 
+use super::locks::{Done, HeldLocks};
 use super::mirrored::copy::{existing, noted, session_of, up_to_date};
 use super::mirrored::reconcile;
 use super::session::{AGAIN_AFTER, Attended, Use};
@@ -12,7 +13,8 @@ use lamassu_anchor::head::Head;
 use lamassu_anchor::table::{Change, DiskTable, Doubt, Standing, Table};
 use lamassu_anchor::{AnchorError, ServerFault};
 use lamassu_format::header::VaultId;
-use lamassu_lease::Mode;
+use lamassu_lease::locks::{Asked, Holder};
+use lamassu_lease::{Mode, RequestNo};
 use parking_lot::Mutex;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,6 +30,7 @@ pub struct Turns {
     vault: VaultId,
     file: PathBuf,
     attended: Mutex<Arc<Attended>>,
+    locks: Arc<HeldLocks>,
     copy: Mutex<Copy>,
     has_left: AtomicBool,
 }
@@ -97,12 +100,14 @@ impl Turns {
         };
         let earlier = table.as_deref().map(session_of).transpose()?.flatten();
         let mut copy = Copy { table, last: Weak::new(), changed: Some(Vec::new()) };
-        let attended = copy.attend(connection, vault, earlier)?;
+        let locks = Arc::<HeldLocks>::default();
+        let attended = copy.attend(connection, vault, earlier, &locks)?;
         Ok(Arc::new(Turns {
             connection: connection.clone(),
             vault,
             file: file.to_owned(),
             attended: Mutex::new(attended),
+            locks,
             copy: Mutex::new(copy),
             has_left: AtomicBool::new(false),
         }))
@@ -130,7 +135,7 @@ impl Turns {
             tracing::info!(server = self.connection.server(), "the session has ended: another one begins");
             sessions += 1;
             let (number, patience) = (Some(attended.number()), attended.patience());
-            let next = patiently(patience, || copy.attend(&self.connection, self.vault, number))?;
+            let next = patiently(patience, || copy.attend(&self.connection, self.vault, number, &self.locks))?;
             *self.attended.lock() = next.clone();
             if self.has_left.load(Ordering::SeqCst) {
                 next.leave();
@@ -149,6 +154,19 @@ impl Turns {
         Ok(Turn { table, takes_over, head, changed, mode, _turns: self.clone() })
     }
 
+    /// Makes a request about locks in the session of the moment; no turn is needed. `done` is told how it ends, maybe
+    /// before this returns: [`Outcome::Ended`] if there is no session, until the next turn begins one.
+    pub fn lock(&self, asked: Asked, done: Done) -> Option<LockRequest> {
+        let attended = self.attended.lock().clone();
+        let request = attended.ask(asked, done)?;
+        Some(LockRequest { attended: Arc::downgrade(&attended), request })
+    }
+
+    /// What is known of this host's locks without asking the server.
+    pub fn locks<T>(&self, look: impl FnOnce(&mut Holder) -> T) -> T {
+        self.locks.look(look)
+    }
+
     /// Ends the session, and its turn. No further turn can be taken.
     pub fn leave(&self) {
         self.has_left.store(true, Ordering::SeqCst);
@@ -157,11 +175,32 @@ impl Turns {
     }
 }
 
+/// A request about locks that was sent.
+pub struct LockRequest {
+    attended: Weak<Attended>,
+    request: RequestNo,
+}
+
+impl LockRequest {
+    /// The program no longer waits. The request ends soon, maybe nevertheless with the lock.
+    pub fn cancel(&self) {
+        if let Some(attended) = self.attended.upgrade() {
+            attended.cancel(self.request);
+        }
+    }
+}
+
 impl Copy {
     /// Begins a session, and stores its number in the copy. A server that was restored from a backup gets the copy's
     /// state.
-    fn attend(&mut self, connection: &Connection, vault: VaultId, replaces: Option<u64>) -> Result<Arc<Attended>> {
-        let begin = || Attended::begin(connection, vault, Use::ByTurns, replaces);
+    fn attend(
+        &mut self,
+        connection: &Connection,
+        vault: VaultId,
+        replaces: Option<u64>,
+        locks: &Arc<HeldLocks>,
+    ) -> Result<Arc<Attended>> {
+        let begin = || Attended::begin(connection, vault, Use::ByTurns, replaces, locks);
         let attended = match begin() {
             Err(error) if matches!(fault(&error), Some(ServerFault::Restored { .. })) => {
                 reconcile(connection, vault, self.table.clone())?;

@@ -11,6 +11,7 @@ mod etcd;
 mod hostile;
 mod hosts;
 mod keys;
+mod locks;
 mod newer;
 mod oblivious;
 mod operations;

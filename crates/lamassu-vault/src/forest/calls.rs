@@ -5,6 +5,7 @@ use super::{Forest, Number, ROOT_MEMBER, State, global, global_handle, local, lo
 use crate::error::{errno, io};
 use crate::file_system::FileSystem;
 use crate::handles::fresh_handle;
+use crate::locks::{Locks, Object};
 use crate::turns::Turns;
 use crate::{
     Access, Attr, DirEntry, Entry, Fallocate, HandleId, Ino, Kind, Owner, ROOT, RenameMode, Result, SetAttr, SetXattr,
@@ -289,6 +290,14 @@ impl FileSystem for Forest {
 
     fn turns(&self) -> Option<&Arc<Turns>> {
         self.waits_in()
+    }
+
+    fn locks(&self) -> Option<&Arc<dyn Locks>> {
+        self.shared_locks()
+    }
+
+    fn locked_file(&self, ino: Ino) -> Result<Object> {
+        self.object_of(ino).map(|object| Object(object.0))
     }
 
     // A vault that was closed has nothing left to write.

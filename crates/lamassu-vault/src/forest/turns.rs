@@ -4,10 +4,11 @@
 use super::Forest;
 use crate::error::errno;
 use crate::left::Left;
+use crate::locks::Locks;
 use crate::root::Top;
 use crate::turns::{Kept, Turns};
 use crate::{Attr, HandleId, Ino, Options, ROOT, Result, Vault, VaultError};
-use lamassu_anchor::Touched;
+use lamassu_anchor::{ObjectId, Touched};
 use lamassu_crypto::KeyRing;
 use lamassu_format::header::VaultHeader;
 use parking_lot::{Mutex, RwLock};
@@ -16,6 +17,7 @@ use std::sync::Arc;
 /// The mount's own vault of the present turn, and what the next turn takes over.
 pub(super) struct ByTurns {
     turns: Arc<Turns>,
+    locks: Arc<dyn Locks>,
     /// State that the last vault has left, while none is open. Held shared by operations without a turn, exclusively to
     /// begin or end a turn.
     left: RwLock<Option<Mutex<Left>>>,
@@ -26,11 +28,11 @@ pub(super) struct ByTurns {
 
 impl Forest {
     /// Starts taking turns; called once. The open vault is that of this host's first turn. Requests wait in `turns` for
-    /// the next ones.
-    pub fn take_turns(&self, turns: Arc<Turns>) {
+    /// the next ones. `locks`: those of programs on all hosts.
+    pub fn take_turns(&self, turns: Arc<Turns>, locks: Arc<dyn Locks>) {
         let root = self.root.loaded().and_then(|vault| vault.getattr(ROOT, None).ok());
         // There is one driver of turns.
-        let _ = self.by_turns.set(ByTurns { turns, left: RwLock::default(), root: Mutex::new(root) });
+        let _ = self.by_turns.set(ByTurns { turns, locks, left: RwLock::default(), root: Mutex::new(root) });
     }
 
     /// Opens the vault for a turn. `touched`: objects that other hosts changed since the last turn; `None`: unknown.
@@ -132,6 +134,17 @@ impl Forest {
 
     pub(super) fn waits_in(&self) -> Option<&Arc<Turns>> {
         self.by_turns.get().map(|by_turns| &by_turns.turns)
+    }
+
+    pub(super) fn shared_locks(&self) -> Option<&Arc<dyn Locks>> {
+        self.by_turns.get().map(|by_turns| &by_turns.locks)
+    }
+
+    /// The object of a node, in a turn or not.
+    pub(super) fn object_of(&self, ino: Ino) -> Result<ObjectId> {
+        let here = || self.root.loaded().map(|vault| vault.object_of(ino)).unwrap_or_default();
+        let object = self.beside_turns(|left| left.object_of(ino), here);
+        if object == ObjectId::default() { Err(VaultError::Stale) } else { Ok(object) }
     }
 
     /// How many files are open in the state that a vault has left.

@@ -8,6 +8,7 @@
 mod serve;
 
 use self::serve::attend;
+use super::locks::{Done, HeldLocks, Tell};
 use super::turns::Told;
 use super::{Connection, Result, runtime};
 use crate::limits::{Forbidden, Limits};
@@ -18,7 +19,8 @@ use lamassu_anchor::{AnchorError, ServerFault};
 use lamassu_format::Profile;
 use lamassu_format::header::VaultId;
 use lamassu_lease::client::{Client, Op};
-use lamassu_lease::{Call, Mode, Object, SessionId, Terms};
+use lamassu_lease::locks::{Asked, Outcome};
+use lamassu_lease::{Call, Mode, Object, RequestNo, SessionId, Terms};
 use parking_lot::{Condvar, Mutex, RwLock};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -35,6 +37,8 @@ const LEAVING: Duration = Duration::from_secs(2);
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(3);
 /// The longest wait before the clock is read again.
 const LOOK_AT_CLOCK: Duration = Duration::from_secs(1);
+/// How long a program waits for the answer when it unlocks or no longer wants a lock.
+const ANSWERED_IN: Duration = Duration::from_secs(1);
 /// Minimum time between two log lines about the same rule.
 const SAID_EVERY: Duration = Duration::from_secs(60);
 /// An operation number that no caller has.
@@ -72,6 +76,8 @@ struct Shared {
     limits: RwLock<Limits>,
     /// When each rule was last logged.
     told_of: Mutex<HashMap<Arc<str>, Instant>>,
+    /// The locks of this host's programs.
+    locks: Arc<HeldLocks>,
     state: Mutex<State>,
     /// The state has changed.
     changed: Condvar,
@@ -95,6 +101,10 @@ struct State {
     has_caches: bool,
     /// The last doubt in which caches were dropped.
     dropped_in: Option<Doubt>,
+    /// Requests for locks that have ended with the session.
+    to_tell: Tell,
+    /// A new connection is needed: the server must learn what this host has.
+    must_resume: bool,
 }
 
 /// A grant of the vault.
@@ -123,10 +133,16 @@ impl Attended {
     ///
     /// # Errors
     /// [`lamassu_anchor::AnchorError::Server`].
-    pub(super) fn begin(connection: &Connection, vault: VaultId, how: Use, replaces: Option<u64>) -> Result<Attended> {
+    pub(super) fn begin(
+        connection: &Connection,
+        vault: VaultId,
+        how: Use,
+        replaces: Option<u64>,
+        locks: &Arc<HeldLocks>,
+    ) -> Result<Attended> {
         let until = Instant::now() + LEAVING;
         loop {
-            match Attended::begin_now(connection, vault, how, replaces) {
+            match Attended::begin_now(connection, vault, how, replaces, locks.clone()) {
                 Err(AnchorError::Server { fault: ServerFault::InUse { .. }, .. }) if Instant::now() < until => {
                     std::thread::sleep(AGAIN_AFTER);
                 }
@@ -135,7 +151,13 @@ impl Attended {
         }
     }
 
-    fn begin_now(connection: &Connection, vault: VaultId, how: Use, replaces: Option<u64>) -> Result<Attended> {
+    fn begin_now(
+        connection: &Connection,
+        vault: VaultId,
+        how: Use,
+        replaces: Option<u64>,
+        locks: Arc<HeldLocks>,
+    ) -> Result<Attended> {
         let asked = clock::now();
         let mode = match how {
             Use::Once(mode) => mode,
@@ -173,6 +195,8 @@ impl Attended {
             has_left: false,
             has_caches: false,
             dropped_in: None,
+            to_tell: Tell::default(),
+            must_resume: false,
         };
         let shared = Arc::new(Shared {
             connection: connection.clone(),
@@ -181,6 +205,7 @@ impl Attended {
             terms,
             limits: RwLock::new(limits.unwrap_or_default()),
             told_of: Mutex::default(),
+            locks,
             state: Mutex::new(state),
             changed: Condvar::new(),
             kick: Notify::new(),
@@ -238,6 +263,48 @@ impl Attended {
         Ok(Session { shared: shared.clone(), op, _ends: None, head: state.head, takes_over: given.takes_over })
     }
 
+    /// Makes a request about locks. Returns its number, with which it can be cancelled; `None`: the caller was told.
+    pub(super) fn ask(&self, asked: Asked, done: Done) -> Option<RequestNo> {
+        let shared = &self.0;
+        let mut state = shared.state.lock();
+        if state.is_lost || state.is_leaving {
+            drop(state);
+            done(Outcome::Ended);
+            return None;
+        }
+        match shared.locks.ask(asked, done) {
+            Ok((request, call)) => {
+                state.outbox.push_back(call);
+                shared.kick.notify_one();
+                drop(state);
+                let terms = Duration::from_millis(2 * shared.terms.term().0);
+                match asked {
+                    Asked::Unlock { .. } => shared.abandon_after(ANSWERED_IN, request, Outcome::Done),
+                    Asked::Lock { waits: true, .. } => {}
+                    Asked::Lock { .. } | Asked::Test { .. } => {
+                        shared.abandon_after(terms, request, Outcome::Unanswered)
+                    }
+                }
+                Some(request)
+            }
+            Err(tell) => {
+                drop(state);
+                tell.all();
+                None
+            }
+        }
+    }
+
+    /// The program no longer waits for a request.
+    pub(super) fn cancel(&self, request: RequestNo) {
+        let shared = &self.0;
+        let state = &mut shared.state.lock();
+        let Some(call) = shared.locks.cancel(request) else { return };
+        state.outbox.push_back(call);
+        shared.kick.notify_one();
+        shared.abandon_after(ANSWERED_IN, request, Outcome::Cancelled);
+    }
+
     /// Ends the session. The server is told, if it answers soon. Nothing is read or written by the session afterwards.
     pub(super) fn leave(&self) {
         self.0.leave();
@@ -257,7 +324,7 @@ impl Session {
     /// # Errors
     /// [`lamassu_anchor::AnchorError::Server`].
     pub fn begin(connection: &Connection, vault: VaultId, mode: Mode, replaces: Option<u64>) -> Result<Session> {
-        let attended = Attended::begin(connection, vault, Use::Once(mode), replaces)?;
+        let attended = Attended::begin(connection, vault, Use::Once(mode), replaces, &Arc::default())?;
         let session = attended.take(mode)?;
         // What an earlier session left is in the rows: opening the vault recovers it.
         session.taken_over();
@@ -436,9 +503,31 @@ impl Shared {
         while !state.has_left && !state.is_lost {
             if self.changed.wait_until(&mut state, until).timed_out() {
                 tracing::warn!(server = self.connection.server(), "the session could not be ended in time");
-                return;
+                break;
             }
         }
-        state.is_lost = true;
+        self.is_lost(&mut state);
+        drop(state);
+        self.tell();
+    }
+
+    /// Gives a request up after a time, if it was not answered: the program is told `outcome`, and a new connection
+    /// reports what this host has.
+    fn abandon_after(self: &Arc<Self>, time: Duration, request: RequestNo, outcome: Outcome) {
+        let shared = self.clone();
+        let Ok(runtime) = runtime() else { return };
+        runtime.spawn(async move {
+            tokio::time::sleep(time).await;
+            let tell = {
+                let mut state = shared.state.lock();
+                let tell = shared.locks.abandon(request, outcome);
+                state.must_resume |= tell.is_some();
+                tell
+            };
+            if let Some(tell) = tell {
+                shared.kick.notify_one();
+                tell.all();
+            }
+        });
     }
 }

@@ -55,7 +55,7 @@ impl Shared {
                 Do::Send(call) => state.outbox.push_back(call),
                 Do::Go(ticket) => drop(state.given.get_or_insert(Given { op: ticket.op, takes_over: false })),
                 Do::Fail(_) | Do::Lost => {
-                    state.is_lost = true;
+                    self.is_lost(state);
                     state.given = None;
                 }
                 // No operation uses the lease: the holder releases it by `Session::give_back`.
@@ -75,6 +75,19 @@ impl Shared {
         self.kick.notify_one();
     }
 
+    /// The session has ended. Its locks are lost before anybody learns that.
+    pub(super) fn is_lost(&self, state: &mut State) {
+        if !std::mem::replace(&mut state.is_lost, true) {
+            state.to_tell.add(self.locks.session_ended());
+        }
+    }
+
+    /// Tells programs how their requests for locks have ended. The caller holds no lock.
+    pub(super) fn tell(&self) {
+        let tell = std::mem::take(&mut self.state.lock().to_tell);
+        tell.all();
+    }
+
     /// Serves until the session has ended.
     pub(super) async fn serve(self: Arc<Shared>, first: Said) {
         let (mut said, mut is_warned) = (Some(first), false);
@@ -82,6 +95,7 @@ impl Shared {
             if let Some((up, down)) = said.take() {
                 self.talk(up, down).await;
             }
+            self.tell();
             {
                 let mut state = self.state.lock();
                 if state.is_lost || state.is_leaving {
@@ -89,11 +103,12 @@ impl Shared {
                     self.changed.notify_all();
                     return;
                 }
-                let dos = {
-                    state.outbox.clear();
-                    state.client.connected()
-                };
+                state.outbox.clear();
+                state.must_resume = false;
+                let (locks, again) = self.locks.resumed();
+                let dos = state.client.connected(locks);
                 self.carry_out(&mut state, dos);
+                state.outbox.extend(again);
             }
             let first = self.state.lock().outbox.pop_front();
             let Some(first) = first else { return };
@@ -152,7 +167,14 @@ impl Shared {
         beats.reset();
         loop {
             loop {
-                let Some(call) = self.state.lock().outbox.pop_front() else { break };
+                let call = {
+                    let mut state = self.state.lock();
+                    if state.must_resume {
+                        return;
+                    }
+                    state.outbox.pop_front()
+                };
+                let Some(call) = call else { break };
                 if up.send(convert::from_call(&call, self.of())).await.is_err() {
                     return;
                 }
@@ -172,6 +194,10 @@ impl Shared {
                     // Before the grant, which may be used at once.
                     self.limit(limits);
                     let (Ok(head), Ok(reply)) = (convert::head_of_grant(&said), convert::to_reply(said)) else { return };
+                    if let Reply::Lock { request, answer } = reply {
+                        self.locks.answer(request, answer).all();
+                        continue;
+                    }
                     let mut state = self.state.lock();
                     state.head = head.unwrap_or(state.head);
                     let dos = state.client.reply(reply, clock::now());

@@ -1,0 +1,265 @@
+//! The locks of this host's programs, as the host sees them.
+
+use super::{Conflict, Lock, LockAnswer, LockKey, LockKind, Range, Ranges};
+use crate::{Call, Mode, Object, RequestNo};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What a program asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Asked {
+    /// A lock, through this open file. If it `waits`, it is refused only for other reasons than a conflict.
+    Lock {
+        /// the lock
+        lock: Lock,
+        /// the open file, by the caller's number
+        handle: u64,
+        /// whether to wait
+        waits: bool,
+    },
+    /// To release a range.
+    Unlock {
+        /// whose, and of what
+        key: LockKey,
+        /// the range
+        range: Range,
+    },
+    /// Whether a lock could be taken.
+    Test {
+        /// the lock
+        lock: Lock,
+    },
+}
+
+impl Asked {
+    /// What the server may have reduced, and to which mode, if it has received the request.
+    fn may_weaken(&self) -> Option<(LockKey, Range, Option<Mode>)> {
+        match *self {
+            Asked::Lock { lock, .. } if lock.key.kind == LockKind::Whole => Some((lock.key, Range::ALL, None)),
+            Asked::Lock { lock, .. } => Some((lock.key, lock.range, Some(lock.mode))),
+            Asked::Unlock { key, range } => Some((key, range, None)),
+            Asked::Test { .. } => None,
+        }
+    }
+}
+
+/// How a request has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Outcome {
+    /// It is done; a test found no conflict.
+    Done,
+    /// A lock is in the way.
+    Conflict(Conflict),
+    /// Waiting would never end.
+    Deadlock,
+    /// This host has too many locks.
+    TooMany,
+    /// The program no longer waits.
+    Cancelled,
+    /// The owner has lost locks of this file with an earlier session, and has not unlocked them since.
+    Lost,
+    /// The server has not answered in time.
+    Unanswered,
+    /// The session has ended. The request can be made again in another one.
+    Ended,
+}
+
+/// An answered request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Answered {
+    /// the request
+    pub request: RequestNo,
+    /// how it has ended
+    pub outcome: Outcome,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+struct Held {
+    ranges: Ranges,
+    pid: u32,
+    /// The open files through which they were taken.
+    handles: BTreeSet<u64>,
+    /// Their session has ended.
+    is_lost: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Pending {
+    asked: Asked,
+    is_cancelled: bool,
+}
+
+/// The locks of this host's programs in one vault, for all sessions of a mount.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Holder {
+    held: BTreeMap<LockKey, Held>,
+    pending: BTreeMap<RequestNo, Pending>,
+    next: u64,
+    /// Owners that have lost locks.
+    lost: usize,
+}
+
+impl Holder {
+    /// Makes a request. Returns its number, and the call to send; or how it has ended, if the server need not be asked.
+    ///
+    /// # Errors
+    /// The outcome, without a request.
+    pub fn ask(&mut self, asked: Asked) -> Result<(RequestNo, Call), Outcome> {
+        match asked {
+            Asked::Lock { lock, .. } if self.has_lost(&lock.key) => return Err(Outcome::Lost),
+            Asked::Unlock { key, range } if self.has_lost(&key) => {
+                self.change(&key, |held| held.ranges.clear(range));
+                return Err(Outcome::Done);
+            }
+            Asked::Lock { .. } | Asked::Unlock { .. } | Asked::Test { .. } => {}
+        }
+        let request = RequestNo(self.next);
+        self.next += 1;
+        self.pending.insert(request, Pending { asked, is_cancelled: false });
+        Ok((request, call(request, asked)))
+    }
+
+    /// The program no longer waits for a request. The server's answer is awaited nevertheless: the lock may have been
+    /// granted.
+    pub fn cancel(&mut self, request: RequestNo) -> Option<Call> {
+        let pending = self.pending.get_mut(&request).filter(|pending| !pending.is_cancelled)?;
+        pending.is_cancelled = true;
+        Some(Call::CancelLock { request })
+    }
+
+    /// Gives a request up whose answer does not come. The next report tells the server what this host has, so a new
+    /// connection must follow: the answer may be under way. False: it was answered.
+    pub fn abandon(&mut self, request: RequestNo) -> bool {
+        let Some(Pending { asked, .. }) = self.pending.remove(&request) else { return false };
+        if let Some((key, range, mode)) = asked.may_weaken()
+            && self.held.contains_key(&key)
+        {
+            self.change(&key, |held| held.ranges.weaken(range, mode));
+        }
+        true
+    }
+
+    /// Handles an answer of the server. `None`: nothing waits for it.
+    pub fn answer(&mut self, request: RequestNo, answer: LockAnswer) -> Option<Answered> {
+        let Pending { asked, .. } = self.pending.remove(&request)?;
+        // The server gives up a lock of a whole file before it refuses another mode, or lets that wait.
+        let gives_up = |holder: &mut Holder| {
+            if let Asked::Lock { lock, .. } = asked
+                && lock.key.kind == LockKind::Whole
+            {
+                holder.change(&lock.key, |held| held.ranges.clear(Range::ALL));
+            }
+        };
+        let outcome = match answer {
+            LockAnswer::Done => {
+                match asked {
+                    Asked::Lock { lock, handle, .. } => self.change(&lock.key, |held| {
+                        held.ranges.set(lock.range, lock.mode);
+                        held.pid = lock.pid;
+                        held.handles.insert(handle);
+                    }),
+                    Asked::Unlock { key, range } => self.change(&key, |held| held.ranges.clear(range)),
+                    Asked::Test { .. } => {}
+                }
+                Outcome::Done
+            }
+            LockAnswer::Conflict(conflict) => {
+                gives_up(self);
+                Outcome::Conflict(conflict)
+            }
+            LockAnswer::Cancelled => {
+                gives_up(self);
+                Outcome::Cancelled
+            }
+            LockAnswer::Deadlock => Outcome::Deadlock,
+            LockAnswer::TooMany => Outcome::TooMany,
+        };
+        Some(Answered { request, outcome })
+    }
+
+    /// The session has a new connection. Returns the locks to report, and the calls to make again after that. An answer
+    /// may have been lost: so nothing is reported that the server may have released or reduced.
+    pub fn resumed(&self) -> (Vec<Lock>, Vec<Call>) {
+        let mut certain: BTreeMap<LockKey, (Ranges, u32)> = BTreeMap::new();
+        for (key, held) in self.held.iter().filter(|(_, held)| !held.is_lost) {
+            certain.insert(*key, (held.ranges.clone(), held.pid));
+        }
+        for (key, range, mode) in self.pending.values().filter_map(|pending| pending.asked.may_weaken()) {
+            if let Some((ranges, _)) = certain.get_mut(&key) {
+                ranges.weaken(range, mode);
+            }
+        }
+        let all = certain.iter().flat_map(|(key, (ranges, pid))| {
+            ranges.iter().map(|(range, mode)| Lock { key: *key, range, mode, pid: *pid })
+        });
+        let again = self.pending.iter().flat_map(|(request, pending)| {
+            let cancel = pending.is_cancelled.then_some(Call::CancelLock { request: *request });
+            std::iter::once(call(*request, pending.asked)).chain(cancel)
+        });
+        (all.collect(), again.collect())
+    }
+
+    /// The session has ended: its locks are lost. Returns the requests that have ended with it.
+    pub fn session_ended(&mut self) -> Vec<Answered> {
+        for held in self.held.values_mut() {
+            held.is_lost = true;
+        }
+        self.lost = self.held.len();
+        let pending = std::mem::take(&mut self.pending);
+        pending.into_keys().map(|request| Answered { request, outcome: Outcome::Ended }).collect()
+    }
+
+    /// Whether an owner has lost a lock that it took through this open file: what it reads and writes is not protected.
+    pub fn is_lost(&self, handle: u64) -> bool {
+        self.lost > 0 && self.held.values().any(|held| held.is_lost && held.handles.contains(&handle))
+    }
+
+    /// Whether any owner has lost locks.
+    pub fn has_any_lost(&self) -> bool {
+        self.lost > 0
+    }
+
+    /// What close(2) of an open file releases: all that its owner has locked by ranges.
+    pub fn closes(&self, file: Object, owner: u64) -> Option<Asked> {
+        let key = LockKey { file, kind: LockKind::Range, owner };
+        self.held.contains_key(&key).then_some(Asked::Unlock { key, range: Range::ALL })
+    }
+
+    /// The last close of an open file. Returns what it releases: the locks whose owner it is.
+    pub fn closed(&mut self, handle: u64) -> Vec<Asked> {
+        let of_it = self.held.iter_mut().filter(|(_, held)| held.handles.contains(&handle));
+        let mut ends = Vec::new();
+        for (key, held) in of_it {
+            held.handles.remove(&handle);
+            if held.handles.is_empty() {
+                ends.push(Asked::Unlock { key: *key, range: Range::ALL });
+            }
+        }
+        ends
+    }
+
+    /// How many ranges are locked, and how many requests wait for an answer.
+    pub fn counts(&self) -> (usize, usize) {
+        (self.held.values().map(|held| held.ranges.len()).sum(), self.pending.len())
+    }
+
+    fn has_lost(&self, key: &LockKey) -> bool {
+        self.lost > 0 && self.held.get(key).is_some_and(|held| held.is_lost)
+    }
+
+    fn change(&mut self, key: &LockKey, change: impl FnOnce(&mut Held)) {
+        let held = self.held.entry(*key).or_default();
+        change(held);
+        if held.ranges.is_empty() {
+            self.lost -= usize::from(held.is_lost);
+            self.held.remove(key);
+        }
+    }
+}
+
+fn call(request: RequestNo, asked: Asked) -> Call {
+    match asked {
+        Asked::Lock { lock, waits, .. } => Call::Lock { request, lock, waits },
+        Asked::Unlock { key, range } => Call::Unlock { request, key, range },
+        Asked::Test { lock } => Call::TestLock { request, lock },
+    }
+}

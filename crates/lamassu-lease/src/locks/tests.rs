@@ -1,0 +1,212 @@
+use super::*;
+use crate::{RequestNo, SessionId};
+
+const A: SessionId = SessionId(1);
+const B: SessionId = SessionId(2);
+const FILE: Object = Object(7);
+
+fn lock(kind: LockKind, owner: u64, (first, last): (u64, u64), mode: Mode) -> Lock {
+    let range = Range::new(first, last).unwrap();
+    Lock { key: LockKey { file: FILE, kind, owner }, range, mode, pid: owner as u32 }
+}
+
+fn ranges(owner: u64, bytes: (u64, u64), mode: Mode) -> Lock {
+    lock(LockKind::Range, owner, bytes, mode)
+}
+
+/// The answers of a table to one request after another.
+struct Asking {
+    table: Table,
+    number: u64,
+}
+
+impl Asking {
+    fn new() -> Asking {
+        Asking { table: Table::default(), number: 0 }
+    }
+
+    /// Returns the request's number, and all answers by session.
+    fn lock(&mut self, session: SessionId, lock: Lock, waits: bool) -> (RequestNo, Vec<(SessionId, LockAnswer)>) {
+        self.number += 1;
+        let request = RequestNo(self.number);
+        let answers = self.table.lock(session, request, lock, waits);
+        (request, answers.into_iter().map(|(to, _, answer)| (to, answer)).collect())
+    }
+
+    fn unlock(&mut self, session: SessionId, lock: Lock) -> Vec<(SessionId, LockAnswer)> {
+        self.number += 1;
+        let answers = self.table.unlock(session, RequestNo(self.number), lock.key, lock.range);
+        answers.into_iter().map(|(to, _, answer)| (to, answer)).collect()
+    }
+}
+
+use LockAnswer::{Cancelled, Conflict as InTheWay, Deadlock, Done, TooMany};
+use Mode::{Exclusive, Shared};
+
+#[test]
+fn a_lock_of_another_owner_is_in_the_way_and_told_and_waited_for() {
+    let mut table = Asking::new();
+    assert_eq!(table.lock(A, ranges(1, (10, 19), Exclusive), false).1, [(A, Done)]);
+    let refused = table.lock(B, ranges(1, (0, 10), Shared), false).1;
+    let held = Conflict { range: Range::new(10, 19).unwrap(), mode: Exclusive, pid: 0 };
+    assert_eq!(refused, [(B, InTheWay(held))]);
+    let of_the_same_host = table.lock(A, ranges(2, (0, 10), Shared), false).1;
+    assert_eq!(of_the_same_host, [(A, InTheWay(Conflict { pid: 1, ..held }))]);
+    assert_eq!(table.table.test(B, &ranges(1, (20, 29), Exclusive)), Done);
+    assert_eq!(table.lock(B, ranges(1, (0, 30), Exclusive), true).1, []);
+    assert_eq!(table.lock(B, ranges(2, (15, 15), Shared), true).1, []);
+    // flock(2) does not conflict with fcntl(2).
+    assert_eq!(table.lock(B, lock(LockKind::Whole, 1, (0, u64::MAX), Exclusive), false).1, [(B, Done)]);
+    assert_eq!(table.unlock(A, ranges(1, (10, 14), Exclusive)), [(A, Done)]);
+    // The oldest request that can be granted is granted.
+    assert_eq!(table.unlock(A, ranges(1, (0, u64::MAX), Exclusive)), [(A, Done), (B, Done)]);
+    assert_eq!(table.unlock(B, ranges(1, (15, 15), Exclusive)), [(B, Done), (B, Done)]);
+}
+
+#[test]
+fn a_weaker_lock_lets_others_in() {
+    let mut table = Asking::new();
+    assert_eq!(table.lock(A, ranges(1, (0, 9), Exclusive), false).1, [(A, Done)]);
+    assert_eq!(table.lock(B, ranges(1, (0, 9), Shared), true).1, []);
+    assert_eq!(table.lock(A, ranges(1, (0, 9), Shared), true).1, [(A, Done), (B, Done)]);
+    // Both want more: one waits, the other one would wait for it.
+    assert_eq!(table.lock(A, ranges(1, (0, 9), Exclusive), true).1, []);
+    assert_eq!(table.lock(B, ranges(1, (0, 9), Exclusive), true).1, [(B, Deadlock)]);
+    assert_eq!(table.unlock(B, ranges(1, (0, 9), Shared)), [(B, Done), (A, Done)]);
+}
+
+#[test]
+fn a_circle_of_three_owners_is_found() {
+    let mut table = Asking::new();
+    for owner in 0..3 {
+        assert_eq!(table.lock(A, ranges(owner, (owner, owner), Exclusive), false).1, [(A, Done)]);
+    }
+    assert_eq!(table.lock(A, ranges(0, (1, 1), Shared), true).1, []);
+    assert_eq!(table.lock(A, ranges(1, (2, 2), Shared), true).1, []);
+    assert_eq!(table.lock(A, ranges(2, (0, 0), Shared), true).1, [(A, Deadlock)]);
+    assert_eq!(table.lock(A, ranges(2, (0, 0), Shared), false).1.len(), 1, "it may ask without waiting");
+}
+
+/// As in Linux: otherwise two holders that want more would wait for each other.
+#[test]
+fn a_lock_of_a_whole_file_is_given_up_before_a_stronger_one_waits_or_is_refused() {
+    let whole = |owner, mode| lock(LockKind::Whole, owner, (0, u64::MAX), mode);
+    let mut table = Asking::new();
+    for session in [A, B] {
+        assert_eq!(table.lock(session, whole(1, Shared), false).1, [(session, Done)]);
+    }
+    assert_eq!(table.lock(A, whole(1, Exclusive), true).1, []);
+    assert_eq!(table.lock(B, whole(1, Exclusive), true).1, [(B, Done)]);
+    assert_eq!(table.unlock(B, whole(1, Shared)), [(B, Done), (A, Done)]);
+    assert_eq!(table.lock(A, whole(1, Shared), false).1, [(A, Done)]);
+    assert_eq!(table.lock(B, whole(1, Shared), false).1, [(B, Done)]);
+    // Refused, it has lost the lock that it had.
+    assert!(matches!(table.lock(B, whole(1, Exclusive), false).1[..], [(B, InTheWay(_))]));
+    assert_eq!(table.lock(A, whole(1, Exclusive), false).1, [(A, Done)]);
+}
+
+#[test]
+fn a_request_that_is_cancelled_waits_no_longer_and_one_that_was_granted_stays_so() {
+    let mut table = Asking::new();
+    assert_eq!(table.lock(A, ranges(1, (0, 9), Exclusive), false).1, [(A, Done)]);
+    let (request, _) = table.lock(B, ranges(1, (0, 9), Exclusive), true);
+    assert_eq!(table.table.cancel(A, request), [], "it is of another session");
+    assert_eq!(table.table.cancel(B, request), [(B, request, Cancelled)]);
+    assert_eq!(table.table.cancel(B, request), []);
+    assert_eq!(table.unlock(A, ranges(1, (0, 9), Exclusive)), [(A, Done)]);
+    assert_eq!(table.table, Table::default(), "nothing is left");
+}
+
+#[test]
+fn a_session_has_no_more_locks_than_its_limit_and_can_report_all_of_them() {
+    let mut table = Asking::new();
+    let single = |at: u64| ranges(1, (2 * at, 2 * at), Shared);
+    for at in 0..LOCKS_MAX as u64 - 1 {
+        assert_eq!(table.lock(A, single(at), false).1, [(A, Done)]);
+    }
+    let long = ranges(1, (1 << 40, (1 << 40) + 9), Shared);
+    // One range within another one makes three of one.
+    let _ = table.table.unlock(A, RequestNo(0), single(0).key, single(0).range);
+    assert_eq!(table.lock(A, long, false).1, [(A, Done)]);
+    assert_eq!(table.lock(A, ranges(1, ((1 << 40) + 4, (1 << 40) + 5), Exclusive), false).1, [(A, Done)]);
+    assert_eq!(table.lock(A, single(0), false).1, [(A, TooMany)]);
+    let (_, split) = (0, table.unlock(A, ranges(1, ((1 << 40) + 1, (1 << 40) + 1), Shared)));
+    assert_eq!(split, [(A, TooMany)]);
+    assert_eq!(table.lock(B, ranges(1, (1, 1), Exclusive), false).1, [(B, Done)]);
+    let of_long = [((0, 3), Shared), ((4, 5), Exclusive), ((6, 9), Shared)];
+    let of_long = of_long.map(|((first, last), mode)| ranges(1, ((1 << 40) + first, (1 << 40) + last), mode));
+    let all: Vec<Lock> = (1..LOCKS_MAX as u64 - 1).map(single).chain(of_long).collect();
+    assert_eq!(all.len(), LOCKS_MAX + 1);
+    let before = table.table.clone();
+    assert!(table.table.resume(A, &all, &mut Vec::new()));
+    assert_eq!(table.table, before);
+    let more: Vec<Lock> = (0..LOCKS_MAX as u64 + 2).map(single).collect();
+    assert!(!table.table.resume(A, &more, &mut Vec::new()));
+}
+
+/// A host whose connections break at any moment, and its server.
+#[test]
+fn what_a_host_reports_is_what_it_certainly_has() {
+    let key = LockKey { file: FILE, kind: LockKind::Range, owner: 1 };
+    let mut holder = Holder::default();
+    let ask = |holder: &mut Holder, bytes, mode| {
+        let asked = Asked::Lock { lock: ranges(1, bytes, mode), handle: 5, waits: true };
+        holder.ask(asked).map(|(request, _)| request)
+    };
+    let first = ask(&mut holder, (0, 99), Exclusive).unwrap();
+    assert_eq!(holder.resumed().0, [], "not granted yet");
+    assert_eq!(holder.answer(first, Done), Some(Answered { request: first, outcome: Outcome::Done }));
+    assert_eq!(holder.answer(first, Done), None);
+    assert_eq!(holder.resumed(), (vec![ranges(1, (0, 99), Exclusive)], vec![]));
+    // The answers to these may be lost.
+    let weaker = ask(&mut holder, (10, 19), Shared).unwrap();
+    let (unlock, call) = holder.ask(Asked::Unlock { key, range: Range::new(50, u64::MAX).unwrap() }).unwrap();
+    let (report, again) = holder.resumed();
+    let expected = [ranges(1, (0, 9), Exclusive), ranges(1, (10, 19), Shared), ranges(1, (20, 49), Exclusive)];
+    assert_eq!((report, again.len(), again.contains(&call)), (expected.to_vec(), 2, true));
+    let _ = (holder.answer(weaker, Done), holder.answer(unlock, Done));
+    assert_eq!(holder.resumed(), (expected.to_vec(), vec![]));
+    // A stronger lock of a part is not certain either.
+    let more = ask(&mut holder, (0, 49), Exclusive).unwrap();
+    assert_eq!(holder.resumed().0, expected);
+    assert_eq!(holder.cancel(more), Some(crate::Call::CancelLock { request: more }));
+    assert_eq!(holder.cancel(more), None);
+    assert_eq!(holder.resumed().1.len(), 2, "the request, and that it no longer waits");
+    assert_eq!(holder.answer(more, Cancelled).map(|answered| answered.outcome), Some(Outcome::Cancelled));
+    assert_eq!(holder.resumed(), (expected.to_vec(), vec![]));
+}
+
+#[test]
+fn who_has_lost_a_lock_gets_no_other_until_it_has_unlocked_or_closed() {
+    let held = |holder: &mut Holder, owner, handle| {
+        let asked = Asked::Lock { lock: ranges(owner, (owner, owner + 5), Exclusive), handle, waits: false };
+        let (request, _) = holder.ask(asked)?;
+        Ok::<_, Outcome>(holder.answer(request, Done).unwrap().outcome)
+    };
+    let mut holder = Holder::default();
+    for (owner, handle) in [(1, 11), (2, 12), (3, 12)] {
+        assert_eq!(held(&mut holder, owner, handle), Ok(Outcome::Done));
+    }
+    let asked = Asked::Test { lock: ranges(9, (0, 0), Shared) };
+    let (waiting, _) = holder.ask(asked).unwrap();
+    assert_eq!(holder.session_ended(), [Answered { request: waiting, outcome: Outcome::Ended }]);
+    assert!(holder.is_lost(11) && holder.is_lost(12) && !holder.is_lost(13));
+    assert_eq!(holder.resumed(), (vec![], vec![]), "the next session has none of them");
+    assert_eq!(held(&mut holder, 1, 11), Err(Outcome::Lost));
+    assert_eq!(held(&mut holder, 4, 11), Ok(Outcome::Done), "another owner has lost nothing");
+    let unlock =
+        |owner, last| Asked::Unlock { key: ranges(owner, (0, 0), Shared).key, range: Range::new(0, last).unwrap() };
+    assert_eq!(holder.ask(unlock(1, 3)), Err(Outcome::Done));
+    assert!(holder.is_lost(11), "a part of it is still locked");
+    assert_eq!(holder.ask(unlock(1, 9)), Err(Outcome::Done));
+    assert!(!holder.is_lost(11) && holder.is_lost(12));
+    assert_eq!(held(&mut holder, 1, 11), Ok(Outcome::Done));
+    assert_eq!(holder.closes(FILE, 2), Some(unlock(2, u64::MAX)));
+    let ends = holder.closed(12);
+    assert_eq!(ends, [unlock(2, u64::MAX), unlock(3, u64::MAX)]);
+    for end in ends {
+        assert_eq!(holder.ask(end), Err(Outcome::Done));
+    }
+    assert!(!holder.has_any_lost() && holder.closes(FILE, 2).is_none());
+    assert_eq!(holder.counts(), (2, 0));
+}

@@ -1,0 +1,133 @@
+use super::*;
+
+const OBJECT: Object = Object(1);
+
+fn acquire(server: &mut Server, session: SessionId, mode: Mode, now: Millis) -> Vec<(SessionId, Reply)> {
+    server.call(session, Call::Acquire { request: RequestNo(0), object: OBJECT, mode }, now).replies
+}
+
+#[test]
+fn a_lease_is_recalled_when_it_was_held_for_long_enough_and_the_server_says_when() {
+    let terms = Terms::DEFAULT;
+    let (mut server, _) = Server::start(terms, Durable::default(), Millis(0));
+    let (a, _) = server.join(Millis(0));
+    let (b, _) = server.join(Millis(0));
+    assert_eq!(server.wake_after(Millis(0)), Some(terms.term()), "the end of a session that is silent");
+    assert_eq!(acquire(&mut server, a, Mode::Exclusive, Millis(5)).len(), 1);
+    assert_eq!(acquire(&mut server, b, Mode::Shared, Millis(6)), []);
+    let at = Millis(5) + terms.min_hold();
+    assert_eq!(server.wake_after(Millis(6)), Some(at));
+    let recalled = server.tick(at).replies;
+    assert!(matches!(recalled[..], [(to, Reply::Recall { keeps: Some(Mode::Shared), .. })] if to == a));
+    assert_eq!(server.wake_after(at), Some(terms.term()), "it is asked once");
+}
+
+/// An expired session may not know: its leases are regranted after its own clock has stopped it.
+#[test]
+fn what_is_taken_from_a_session_is_given_to_others_a_term_later() {
+    let term = Terms::DEFAULT.term();
+    let (mut server, a, b, grant) = contended();
+    assert!(beats(&mut server, a, Millis(200)) && beats(&mut server, b, Millis(200)));
+    let out = server.turn_out(a, Millis(300));
+    assert_eq!((out.replies, out.changes), (vec![(a, Reply::Ended)], vec![]));
+    assert!(!server.may_change(a, OBJECT) && !beats(&mut server, a, Millis(400)));
+    let _ = server.call(a, Call::Release { grant, keeps: None }, Millis(400));
+    let _ = server.call(a, Call::Resume { held: vec![grant], locks: vec![] }, Millis(400));
+    assert!(beats(&mut server, b, Millis(400)));
+    assert!(server.tick(Millis(199) + term).replies.is_empty() && server.is_alive(a));
+    let replies = server.tick(Millis(200) + term).replies;
+    assert!(
+        matches!(replies[..], [(to, Reply::Ended), (next, Reply::Granted { takes_over: true, .. })]
+        if to == a && next == b),
+        "{replies:?}"
+    );
+    // A session without leases is gone at once.
+    let (c, _) = server.join(Millis(200) + term);
+    assert_eq!(server.turn_out(c, Millis(200) + term).changes, [Change::Ended(c)]);
+}
+
+/// A newly started server, of which one session holds the object and another waits for it.
+fn contended() -> (Server, SessionId, SessionId, Grant) {
+    let (mut server, _) = Server::start(Terms::DEFAULT, Durable::default(), Millis(0));
+    let (a, _) = server.join(Millis(0));
+    let (b, _) = server.join(Millis(0));
+    let granted = acquire(&mut server, a, Mode::Exclusive, Millis(0));
+    let [(_, Reply::Granted { grant, .. })] = granted[..] else { panic!("{granted:?}") };
+    let recalled = acquire(&mut server, b, Mode::Exclusive, Millis(100));
+    assert!(matches!(recalled[..], [(to, Reply::Recall { .. })] if to == a), "{recalled:?}");
+    (server, a, b, grant)
+}
+
+/// A session's heartbeat. Returns whether the server answers it.
+fn beats(server: &mut Server, session: SessionId, now: Millis) -> bool {
+    let said = server.call(session, Call::Heartbeat { beat: 0 }, now).replies;
+    said.contains(&(session, Reply::Alive { beat: 0 }))
+}
+
+#[test]
+fn a_holder_that_is_asked_and_holds_on_stops_and_then_ends_though_it_beats() {
+    let (term, beat) = (Terms::DEFAULT.term().0, Terms::DEFAULT.heartbeat().0);
+    let (mut server, a, b, grant) = contended();
+    let (mut last, mut now) = (0, 100);
+    let ended = loop {
+        now += beat;
+        let step = server.tick(Millis(now));
+        if !server.is_alive(a) {
+            break step;
+        }
+        assert_eq!(beats(&mut server, a, Millis(now)), now < 100 + term, "{now}");
+        last = if now < 100 + term { now } else { last };
+        assert!(beats(&mut server, b, Millis(now)));
+        // A session with a new connection is recalled again, and gets no more time.
+        let again = server.call(a, Call::Resume { held: vec![grant], locks: vec![] }, Millis(now));
+        assert!(server.tick(Millis(now)).replies.is_empty() && again.changes.is_empty());
+    };
+    // Not before the host has stopped by its own clock.
+    assert!(now >= last + term && now <= 100 + 2 * term + beat, "{now}");
+    assert_eq!(ended.held_on, [a]);
+    assert!(ended.replies.contains(&(a, Reply::Ended)));
+    let takes_over = |(to, reply): &(_, Reply)| *to == b && matches!(reply, Reply::Granted { takes_over: true, .. });
+    assert!(ended.replies.iter().any(takes_over), "{ended:?}");
+}
+
+#[test]
+fn a_holder_that_gives_back_late_is_answered_again() {
+    let term = Terms::DEFAULT.term().0;
+    for by_resuming in [false, true] {
+        let (mut server, a, b, grant) = contended();
+        for now in [term / 2, term, term + 200] {
+            assert_eq!(beats(&mut server, a, Millis(now)), now < term + 100);
+            assert!(beats(&mut server, b, Millis(now)));
+        }
+        let now = Millis(term + 300);
+        let given_back = match by_resuming {
+            true => Call::Resume { held: vec![], locks: vec![] },
+            false => Call::Release { grant, keeps: None },
+        };
+        let step = server.call(a, given_back, now);
+        assert!(matches!(step.replies[..], [(to, Reply::Granted { takes_over: false, .. })] if to == b));
+        assert!(beats(&mut server, a, now));
+        assert!(server.tick(Millis(2 * term)).held_on.is_empty() && server.is_alive(a));
+    }
+}
+
+#[test]
+fn a_holder_that_is_silent_ends_as_any_other() {
+    let term = Terms::DEFAULT.term();
+    let (mut server, a, b, _) = contended();
+    assert!(beats(&mut server, a, Millis(200)) && beats(&mut server, b, Millis(term.0 - 1)));
+    let step = server.tick(Millis(200) + term);
+    assert!(step.held_on.is_empty() && !server.is_alive(a) && server.is_alive(b));
+}
+
+#[test]
+fn a_session_waits_once() {
+    let (mut server, a, b, grant) = contended();
+    for request in 1..1000 {
+        let call = Call::Acquire { request: RequestNo(request), object: OBJECT, mode: Mode::Exclusive };
+        assert!(server.call(b, call, Millis(200)).replies.is_empty());
+    }
+    let step = server.call(a, Call::Release { grant, keeps: None }, Millis(300));
+    assert_eq!(step.replies.len(), 1);
+    assert!(server.objects.get(&OBJECT).is_some_and(|held| held.waiting.is_empty()));
+}
