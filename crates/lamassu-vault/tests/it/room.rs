@@ -119,7 +119,7 @@ fn room_that_another_thread_gave_back_meanwhile_is_used() {
             v.sync_all().unwrap();
             answer.send(()).unwrap();
         });
-        make(&v, d).unwrap();
+        make(v, d).unwrap();
     });
     assert_eq!(v.list("d"), ["again"]);
 }
