@@ -185,6 +185,14 @@ impl Vault {
     /// [`VaultError::Unsupported`] for the mode of a symbolic link; [`VaultError::IsDirectory`] or
     /// [`VaultError::Invalid`] for the size of an entry that is not a file; those of the store.
     pub fn setattr(&self, ino: Ino, handle: Option<HandleId>, set: &SetAttr) -> Result<Attr> {
+        let done = self.with_room(|| self.setattr_once(ino, handle, set));
+        if set.size.is_some() {
+            self.room.gained();
+        }
+        done
+    }
+
+    fn setattr_once(&self, ino: Ino, handle: Option<HandleId>, set: &SetAttr) -> Result<Attr> {
         let _pass = self.change()?;
         if let Some(size) = set.size {
             self.set_size(ino, handle, size)?;

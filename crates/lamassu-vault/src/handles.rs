@@ -1,6 +1,7 @@
 //! Open files and handles: one [`File`] per inode, shared by its handles, and kept after the last close until its pages
 //! are settled.
 
+use crate::room::{Closing, Room};
 use crate::{Access, HandleId, Ino, Result, VaultError};
 use lamassu_store::{File, StoreError};
 use parking_lot::{Mutex, RwLock};
@@ -21,19 +22,23 @@ pub(crate) struct OpenFile {
     pub dirty_since: AtomicU64,
     /// When the oldest write that is not yet settled was made.
     pub unsettled_since: AtomicU64,
+    /// The last field: it is dropped after `file` has closed the descriptor.
+    pub closing: Closing,
 }
 
 impl OpenFile {
-    pub fn new(ino: Ino, file: File, writable: bool) -> Arc<Self> {
+    pub fn new(ino: Ino, file: File, writable: bool, room: &Room) -> Arc<Self> {
         Arc::new(OpenFile {
             ino,
             file: RwLock::new(Arc::new(file)),
             writable: AtomicBool::new(writable),
             dirty_since: AtomicU64::new(0),
             unsettled_since: AtomicU64::new(0),
+            closing: room.closing(ino),
         })
     }
 
+    /// To be dropped before the reference to `self`: the end of that says that the descriptor is closed.
     pub fn file(&self) -> Arc<File> {
         self.file.read().clone()
     }

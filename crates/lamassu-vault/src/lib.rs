@@ -15,7 +15,7 @@
 //! | `inode`, `target`, `wanted`, `attr` | the table of inodes; what an operation acts on; what a new entry has; stat |
 //! | `attr_value`, `xattr`, `acl` | extended attributes, as stored and as shown; access control lists |
 //! | `handles`, `open` | open files and handles; operations on them |
-//! | `nameless`, `settle` | files without a name; commit, settle, fsync |
+//! | `nameless`, `settle`, `room` | files without a name; commit, settle, fsync; calls that a full store refused |
 //! | `names`, `dirs`, `record` | stored names and companions; open directories; sealed records |
 //! | `root`, `session` | the records of the root's permissions and of sessions |
 //! | `stored` | steps on entries of the store that know nothing of a vault |
@@ -47,7 +47,7 @@
 //! 11. `Vault::nodes`, then the cache in `dirs`
 //!
 //! All others (tables of files and handles, `unsynced`, `shut`, `overfull`, …) are held for one access, and no other
-//! lock is taken under them.
+//! lock is taken under them, except that of `room`, which is taken under any.
 
 mod acl;
 pub mod anchor;
@@ -81,6 +81,7 @@ mod reference;
 mod regions;
 mod rekey;
 mod rename;
+mod room;
 mod root;
 pub mod scrub;
 mod session;
@@ -196,6 +197,7 @@ pub struct Vault {
     written: AtomicU64,
     /// Set while the buffers exceed their limit.
     overfull: Mutex<Option<settle::Overfull>>,
+    room: room::Room,
     started: Instant,
     closed: AtomicBool,
     lock: Mutex<Option<Lock>>,
@@ -300,6 +302,7 @@ impl Vault {
             barriers_failed: AtomicU64::new(0),
             written: AtomicU64::new(0),
             overfull: Mutex::new(None),
+            room: room::Room::default(),
             started: Instant::now(),
             closed: AtomicBool::new(false),
             lock: Mutex::new(lock),

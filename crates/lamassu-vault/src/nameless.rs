@@ -12,6 +12,7 @@
 
 use crate::handles::OpenFile;
 use crate::inode::StoreId;
+use crate::room::Closing;
 use crate::{Ino, Kind, Vault};
 use lamassu_store::backend::Stat;
 use lamassu_store::{BackendDir, BackendFile};
@@ -26,19 +27,27 @@ const KEPT_MAX: usize = 256;
 /// A backing file, and whether it may be written through.
 type Kept = (Arc<dyn BackendFile>, bool);
 
-/// Backing files by inode number.
+/// Backing files by inode number. Each is dropped before its [`Closing`].
 #[derive(Default)]
 pub(crate) struct Nameless {
-    kept: Mutex<HashMap<Ino, Kept>>,
+    kept: Mutex<HashMap<Ino, (Kept, Closing)>>,
 }
 
 impl Nameless {
     pub fn get(&self, ino: Ino) -> Option<Kept> {
-        self.kept.lock().get(&ino).cloned()
+        self.kept.lock().get(&ino).map(|(kept, _)| kept.clone())
     }
 
     pub fn remove(&self, ino: Ino) {
-        self.kept.lock().remove(&ino);
+        let gone = self.kept.lock().remove(&ino);
+        drop(gone);
+    }
+
+    /// The last name is gone.
+    pub fn note_nameless(&self, ino: Ino) {
+        if let Some((_, closing)) = self.kept.lock().get(&ino) {
+            closing.is_nameless();
+        }
     }
 
     pub fn clear(&self) {
@@ -65,7 +74,7 @@ impl Vault {
         if kept.len() >= KEPT_MAX {
             return None;
         }
-        kept.insert(ino, (file, writable));
+        kept.insert(ino, ((file, writable), self.room.closing(ino)));
         Some(ino)
     }
 
@@ -79,9 +88,8 @@ impl Vault {
         if self.nameless.get(ino).is_some() && !self.nodes.lock().is_referred_to(ino) {
             self.let_go(ino, true);
         }
-        let mut kept = self.nameless.kept.lock();
-        if kept.contains_key(&ino) && self.nodes.lock().kind(ino).is_none() {
-            kept.remove(&ino);
+        if self.nameless.get(ino).is_some() && self.nodes.lock().kind(ino).is_none() {
+            self.nameless.remove(ino);
         }
     }
 
@@ -91,6 +99,6 @@ impl Vault {
         let (backing, _) = self.nameless.get(ino)?;
         let len = backing.stat().ok()?.len;
         let file = self.file_of_node(ino, &self.ctx_silent, backing, len, &self.tag(ino)).ok()?;
-        Some(OpenFile::new(ino, file, false))
+        Some(OpenFile::new(ino, file, false, &self.room))
     }
 }

@@ -42,7 +42,7 @@ impl Vault {
 
     /// Puts a file just opened or created into the table.
     pub(crate) fn insert_held(&self, ino: Ino, file: File, writable: bool) -> Arc<OpenFile> {
-        let open = OpenFile::new(ino, file, writable);
+        let open = OpenFile::new(ino, file, writable, &self.room);
         self.nodes.lock().pin(ino);
         self.files.insert_held(&open);
         open
@@ -159,8 +159,11 @@ impl Vault {
             Ok(st) if !file.is_dirty() => CachedSize::new(&st, file.size()),
             Ok(_) | Err(_) => None,
         };
+        // From here on only `open` refers to it, which tells when it is closed.
+        drop(file);
         {
             let mut nodes = self.nodes.lock();
+            open.closing.is_let_go(nodes.is_live(open.ino));
             nodes.set_cached_size(open.ino, size);
             nodes.unpin(open.ino);
         }
@@ -181,6 +184,14 @@ impl Vault {
     /// [`StoreError::Anchor`](lamassu_store::StoreError::Anchor) for a write of a file whose profile the policy of the
     /// anchor's server forbids; those of the store.
     pub fn open_file(&self, ino: Ino, access: Access) -> Result<HandleId> {
+        let opened = self.with_room(|| self.open_once(ino, access));
+        if access.truncate {
+            self.room.gained();
+        }
+        opened
+    }
+
+    fn open_once(&self, ino: Ino, access: Access) -> Result<HandleId> {
         let write = access.write || access.truncate;
         let _pass = if write { Some(self.change()?) } else { None };
         let open = if write { self.acquire_to_change(ino, access.truncate)? } else { self.acquire(ino, false)? };
@@ -267,6 +278,9 @@ impl Vault {
     /// # Errors
     /// Those of the store.
     pub fn flush(&self, handle: HandleId) -> Result<()> {
+        if let Ok((open, _)) = self.handles.file(handle) {
+            open.closing.is_being_closed();
+        }
         self.with_room(|| self.flush_once(handle))
     }
 
@@ -308,7 +322,12 @@ impl Vault {
     /// # Errors
     /// [`VaultError::Invalid`] for an empty or impossible range, [`VaultError::BadHandle`], those of the store.
     pub fn fallocate(&self, handle: HandleId, mode: Fallocate, offset: u64, len: u64) -> Result<()> {
-        self.with_room(|| self.fallocate_once(handle, mode, offset, len))
+        let done = self.with_room(|| self.fallocate_once(handle, mode, offset, len));
+        match mode {
+            Fallocate::Punch | Fallocate::Zero { .. } => self.room.gained(),
+            Fallocate::Reserve | Fallocate::KeepSize => {}
+        }
+        done
     }
 
     fn fallocate_once(&self, handle: HandleId, mode: Fallocate, offset: u64, len: u64) -> Result<()> {
@@ -353,6 +372,10 @@ impl Vault {
     /// [`VaultError::BadHandle`] unless opened for writing; [`VaultError::Refused`] if it has content; the error for
     /// profiles that the policy of the anchor's server forbids; those of the store.
     pub fn take_profile(&self, from: HandleId, to: HandleId) -> Result<()> {
+        self.with_room(|| self.take_profile_once(from, to))
+    }
+
+    fn take_profile_once(&self, from: HandleId, to: HandleId) -> Result<()> {
         let profile = self.file_of(from)?.0.file().profile().0;
         let target = self.writing(to)?;
         let file = target.file();

@@ -144,8 +144,9 @@ impl Vault {
         let Err(first) = settle(self) else { return Ok(()) };
         // The first attempt gave damaged data up, so the second would not report it.
         let is_damaged = matches!(first, VaultError::Damaged { .. } | VaultError::Store(StoreError::Damaged(_)));
+        let second = self.with_room_of_closes(|| settle(self));
         let is_lost = is_damaged || self.barriers_failed.load(Ordering::Acquire) != failed_before;
-        match settle(self) {
+        match second {
             Ok(()) if is_lost => Err(first),
             second => second,
         }
@@ -153,7 +154,7 @@ impl Vault {
 
     /// Commits and settles `files`, and drops those without handles. Files that fail stay as they are, for the next
     /// attempt.
-    fn settle(&self, files: Vec<Arc<OpenFile>>) -> Result<()> {
+    pub(crate) fn settle(&self, files: Vec<Arc<OpenFile>>) -> Result<()> {
         let done = self.settle_marked(files);
         // A removal may be due now.
         done.and(self.carry_out().map(drop))
@@ -310,6 +311,7 @@ impl Vault {
             let since = since.load(Ordering::Relaxed);
             since != 0 && now.saturating_sub(since) >= age
         };
+        let gains = self.room.gains();
         let all = self.unsettled(self.files.all());
         let (settle, rest): (Vec<_>, Vec<_>) = all.into_iter().partition(|f| older(&f.unsettled_since, SETTLE_AFTER));
         let mut first = First(Ok(()));
@@ -327,7 +329,7 @@ impl Vault {
         }
         first.note(self.commit_anchor_at(now));
         first.note(self.recover_some());
-        first.0
+        first.0.inspect_err(|_| self.room.doubt_refusals(gains))
     }
 
     /// Ends the current session if nothing was written for a while. Changes wait for the time of a barrier that has
@@ -364,6 +366,7 @@ impl Vault {
     /// As [`Vault::maintain`].
     pub fn work_off(&self) -> Result<()> {
         let Some(_pass) = self.gate.try_enter().filter(|_| !self.options.read_only) else { return Ok(()) };
+        let gains = self.room.gains();
         let mut first = First(self.work_off_departures());
         for open in self.files.all().into_iter().filter(|open| open.file().wants_commit()) {
             if let Err(e) = open.flush() {
@@ -373,7 +376,7 @@ impl Vault {
         if self.files.idle_count() >= self.idle_max / 2 {
             first.note(self.settle_idle());
         }
-        first.0
+        first.0.inspect_err(|_| self.room.doubt_refusals(gains))
     }
 
     /// To be called every few seconds: commits buffers older than 5 s, settles files at most 30 s after their last

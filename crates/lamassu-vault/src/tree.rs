@@ -412,6 +412,10 @@ impl Vault {
             self.unsynced.remove(id);
         }
         let ino = self.nodes.lock().unlinked(st, dir.ino, stored, last);
+        if last {
+            ino.inspect(|ino| self.note_nameless(*ino));
+            self.room.gained();
+        }
         match (ino.filter(|_| last), st.kind) {
             (None, _) if last => self.forget_object(object),
             (None, _) => {}

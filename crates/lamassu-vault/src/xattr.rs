@@ -263,6 +263,10 @@ impl Vault {
     /// [`VaultError::NoAttribute`] (not for access control lists), [`VaultError::Unsupported`] as for
     /// [`Vault::get_xattr`], those of the store.
     pub fn remove_xattr(&self, ino: Ino, name: &OsStr) -> Result<()> {
+        self.with_room(|| self.remove_xattr_once(ino, name))
+    }
+
+    fn remove_xattr_once(&self, ino: Ino, name: &OsStr) -> Result<()> {
         let _pass = self.change()?;
         let _tree = self.tree.read();
         let _alone = self.attrs_alone(ino);

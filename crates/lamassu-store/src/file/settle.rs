@@ -23,6 +23,14 @@ use lamassu_format::{Page, PageNo};
 /// Most pages that one settling reads to see whether they exist.
 const DENSE_LOOKS_MAX: u32 = 1024;
 
+impl super::File {
+    /// Whether settling will give space of the store back: of what was punched or cut off, or behind compressed blocks.
+    pub fn owes_space(&self) -> bool {
+        // A thread that has the state is changing the file: its own call tells what it frees.
+        self.state.try_read().is_some_and(|st| st.shrink.has_excess() || !st.slack.is_empty())
+    }
+}
+
 impl Core {
     /// Whether [`Core::settle`] would find something to do, now or after the next barrier.
     pub fn needs_settle(&self, st: &State) -> bool {

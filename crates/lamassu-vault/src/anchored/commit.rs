@@ -104,30 +104,8 @@ impl Vault {
         self.carry_out().map(drop)
     }
 
-    fn has_removals(&self) -> bool {
+    pub(crate) fn has_removals(&self) -> bool {
         self.anchored.as_ref().is_some_and(|anchored| anchored.anchor.has_removals())
-    }
-
-    /// Makes a call, and repeats it once if the store was full: removed entries leave the store only after the anchor's
-    /// next commit, and may take the space. The caller must hold no lock of the tree, and be in no pass.
-    pub(crate) fn with_room<T>(&self, call: impl Fn() -> Result<T>) -> Result<T> {
-        match call() {
-            Err(error) if is_full(&error) && self.has_removals() => {
-                let pass = self.gate.try_enter();
-                let made = pass.is_some() && self.commit_anchor().is_ok();
-                drop(pass);
-                if !made {
-                    return Err(error);
-                }
-                // Writes that were refused for lack of space may be tried at once.
-                *self.overfull.lock() = None;
-                for open in self.files.all() {
-                    open.file().space_came_back();
-                }
-                call()
-            }
-            done => done,
-        }
     }
 
     /// The same if a change has been queued for long enough.
@@ -275,16 +253,6 @@ impl Vault {
             anchored.forget(object);
         }
     }
-}
-
-/// Whether the store, or a quota of it, is full.
-fn is_full(error: &crate::VaultError) -> bool {
-    let source = match error {
-        crate::VaultError::Io { source, .. }
-        | crate::VaultError::Store(lamassu_store::StoreError::Io { source, .. }) => source,
-        _ => return false,
-    };
-    matches!(source.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT))
 }
 
 impl Anchored {

@@ -315,6 +315,7 @@ impl Vault {
             match self.carry_out_one(&departing) {
                 Ok(()) => {
                     anchored.departures.has_left(number);
+                    self.room.gained();
                     done.push(number);
                 }
                 Err(error) => {

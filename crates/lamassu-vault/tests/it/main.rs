@@ -28,6 +28,7 @@ mod names;
 mod profiles;
 mod rekey;
 mod reuse;
+mod room;
 mod scale;
 mod sessions;
 mod staging;
