@@ -36,7 +36,7 @@ impl Sessions for Service {
         let (replies, answers) = mpsc::channel(REPLIES_MAX);
         let service = self.clone();
         let host = caller.name.clone();
-        let (begun, first) = match first {
+        let begun = match first {
             Some(proto::up::Said::Begin(begin)) => {
                 let id = convert::vault(&begin.vault).map_err(garbled)?;
                 let used = match convert::to_mode(begin.mode).map_err(garbled)? {
@@ -51,7 +51,7 @@ impl Sessions for Service {
                     let _turn = turn;
                     service.vaults.begin(&id, &caller, how, replies)
                 });
-                (begun.await?, None)
+                begun.await?
             }
             Some(proto::up::Said::Resume(resume)) => {
                 let of = resume.of.clone().ok_or_else(|| garbled(Garbled("no session is named")))?;
@@ -60,10 +60,13 @@ impl Sessions for Service {
                 let again = again.map_err(garbled)?;
                 let begun = self.blocking(place, move || {
                     let vault = service.vaults.vault_for(&caller, &id)?;
-                    let begun = vault.resumes(&caller.name, SessionId(of.session), replies)?;
+                    let begun = vault.resumes(&caller.name, SessionId(of.session), again, replies)?;
+                    if let Some(after) = vault.wakes_after() {
+                        service.wake(vault.clone(), Duration::from_millis(after));
+                    }
                     Ok((vault, begun))
                 });
-                (begun.await?, Some(again))
+                begun.await?
             }
             _ => return Err(garbled(Garbled("a session begins with Begin or Resume"))),
         };
@@ -86,7 +89,7 @@ impl Sessions for Service {
             let served = async {
                 service.confirm().await?;
                 tell(&told, Ok(line.with_policy(&service.threads, begin).await?)).await?;
-                service.serve(line, first, (said, answers), &told).await
+                service.serve(line, (said, answers), &told).await
             };
             if let Err(status) = served.await {
                 let _ = tell(&told, Err(status)).await;
@@ -156,15 +159,12 @@ impl Service {
     async fn serve(
         &self,
         mut speaking: Speaking,
-        mut first: Option<Call>,
         (mut said, mut answers): (Streaming<proto::Up>, mpsc::Receiver<vault::Told>),
         told: &Told,
     ) -> Result<(), Status> {
         let mut stopping = self.stopping.clone();
         loop {
-            let call = match first.take() {
-                Some(call) => call,
-                None => tokio::select! {
+            let call = tokio::select! {
                     biased;
                     () = async { drop(stopping.wait_for(|is_so| *is_so).await) } => return Err(Status::unavailable("the server ends")),
                     answer = answers.recv() => {
@@ -182,7 +182,6 @@ impl Service {
                         Some(up) => convert::to_call(up).map_err(garbled)?,
                         None => return Ok(()),
                     },
-                },
             };
             let (is_last, called, line) = (call == Call::Leave, speaking.vault.clone(), speaking.line);
             let done = self.threads.session(move || called.call(line, call).map(|()| called.wakes_after())).await?;

@@ -348,16 +348,25 @@ impl Vault {
         Ok(Begun { line: Line { session, number: 1 }, head: inner.head })
     }
 
-    /// A session has a new connection.
+    /// A session has a new connection, whose first message is this report of what it has. In one step: an answer that
+    /// is given in between would go to the new connection, about something that the report does not name.
     ///
     /// # Errors
-    /// [`Refused::Ended`].
-    pub fn resumes(&self, host: &str, session: SessionId, replies: Sender<Told>) -> Answer<Begun> {
+    /// [`Refused::Ended`]; as [`Vault::call`].
+    pub fn resumes(&self, host: &str, session: SessionId, report: Call, replies: Sender<Told>) -> Answer<Begun> {
+        if !is_of_the_vault(&report) {
+            return Err(Refused::Nonsense);
+        }
         let inner = &mut *self.usable()?;
+        let now = inner.now();
         let known = inner.sessions.get_mut(&session).filter(|one| one.host == host).ok_or(Refused::Ended)?;
         known.replies = Some(replies);
         known.connections += 1;
-        Ok(Begun { line: Line { session, number: known.connections }, head: inner.head })
+        known.heard = now;
+        let begun = Begun { line: Line { session, number: known.connections }, head: inner.head };
+        let step = inner.leases.call(session, report, now);
+        self.carry_out(inner, step, None)?;
+        Ok(begun)
     }
 
     /// Handles a session's message from its newest connection. Its effect is durable when this returns.
