@@ -11,7 +11,7 @@ use crate::options::CacheMode;
 use fuser::{FopenFlags, OpenFlags, ReplyData, ReplyWrite, WriteFlags};
 use lamassu_vault::turns::Need;
 use lamassu_vault::{
-    Access, Attr, DirEntry, Entry, FileSystem, HandleId, Ino, Kind, Owner, Result, SetAttr, VaultError,
+    Access, Attr, DirEntry, Entry, Fallocate, FileSystem, HandleId, Ino, Kind, Owner, Result, SetAttr, VaultError,
 };
 use std::cell::RefCell;
 use std::ffi::OsStr;
@@ -127,6 +127,22 @@ impl<F: FileSystem> Shared<F> {
             self.descriptors.listed(handle, self.fs.listing_bytes(handle));
         }
         done
+    }
+
+    pub(super) fn fsync(&self, handle: HandleId, data_only: bool) -> Result<()> {
+        self.check_locks(handle)?;
+        self.fs.fsync(handle, data_only)
+    }
+
+    pub(super) fn fallocate(&self, handle: HandleId, mode: Fallocate, offset: u64, len: u64) -> Result<()> {
+        self.check_locks(handle)?;
+        self.fs.fallocate(handle, mode, offset, len)
+    }
+
+    pub(super) fn copy_range(&self, from: (HandleId, u64), to: (HandleId, u64), len: u64) -> Result<Option<u64>> {
+        self.check_locks(from.0)?;
+        self.check_locks(to.0)?;
+        self.fs.copy_range(from, to, len)
     }
 
     pub(super) fn release(&self, handle: HandleId) -> Result<()> {

@@ -349,10 +349,7 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
     }
 
     fn fsync(&self, _req: &Request, ino: INodeNo, fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
-        self.0.sync(ino.0, "fsync", move |s| {
-            let good = s.check_locks(HandleId(fh.0));
-            send_empty("fsync", good.and_then(|()| s.fs.fsync(HandleId(fh.0), datasync)), reply);
-        });
+        self.0.sync(ino.0, "fsync", move |s| send_empty("fsync", s.fsync(HandleId(fh.0), datasync), reply));
     }
 
     fn fallocate(
@@ -369,8 +366,7 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
         let (handle, caller) = (HandleId(fh.0), Caller::of(req));
         self.0.change(ino.0, "fallocate", move |s| {
             let privileges = if caller.is_root() { Ok(()) } else { s.drop_privileges(ino.0, Some(handle), caller) };
-            let good = privileges.and_then(|()| s.check_locks(handle));
-            send_empty("fallocate", good.and_then(|()| s.fs.fallocate(handle, mode, offset, length)), reply);
+            send_empty("fallocate", privileges.and_then(|()| s.fallocate(handle, mode, offset, length)), reply);
         });
     }
 
@@ -403,8 +399,7 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
         let (caller, len) = (Caller::of(req), len.min(COPY_LEN_MAX));
         self.0.change(ino_out.0, "copy_file_range", move |s| {
             let privileges = if caller.is_root() { Ok(()) } else { s.drop_privileges(ino_out.0, Some(to.0), caller) };
-            let good = privileges.and_then(|()| s.check_locks(from.0)).and_then(|()| s.check_locks(to.0));
-            match good.and_then(|()| s.fs.copy_range(from, to, len)) {
+            match privileges.and_then(|()| s.copy_range(from, to, len)) {
                 Ok(Some(n)) => reply.written(u32::try_from(n).unwrap_or(u32::MAX)),
                 // The kernel then copies through the page cache, this once. (After `ENOSYS` it would always do so.)
                 Ok(None) => reply.error(Errno::EOPNOTSUPP),
@@ -426,8 +421,7 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
         flock: bool,
         reply: ReplyLock,
     ) {
-        let request =
-            LockRequest { ino: ino.0, handle: HandleId(fh.0), owner: lock_owner, start, end, typ, pid, flock };
+        let request = LockRequest { ino, handle: HandleId(fh.0), owner: lock_owner, start, end, typ, pid, flock };
         self.0.test_lock(request, reply);
     }
 
@@ -445,8 +439,7 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
         flock: bool,
         reply: ReplyEmpty,
     ) {
-        let request =
-            LockRequest { ino: ino.0, handle: HandleId(fh.0), owner: lock_owner, start, end, typ, pid, flock };
+        let request = LockRequest { ino, handle: HandleId(fh.0), owner: lock_owner, start, end, typ, pid, flock };
         self.0.set_lock(request, sleep, req.unique(), reply);
     }
 

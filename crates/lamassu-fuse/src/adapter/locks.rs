@@ -4,7 +4,7 @@
 //! before the request that it is about.
 
 use super::{Shared, failed};
-use fuser::{Errno, LockOwner, ReplyEmpty, ReplyLock, RequestId};
+use fuser::{Errno, INodeNo, LockOwner, ReplyEmpty, ReplyLock, RequestId};
 use lamassu_vault::locks::{Asked, Conflict, Lock, LockKey, LockKind, LockMode, Locks, Outcome, Range, Waiting};
 use lamassu_vault::{FileSystem, HandleId, Ino, Result, VaultError};
 use parking_lot::Mutex;
@@ -20,7 +20,7 @@ const SESSIONS_MAX: u32 = 3;
 /// A request about a lock, as the kernel sends it.
 #[derive(Clone, Copy)]
 pub(super) struct LockRequest {
-    pub(super) ino: Ino,
+    pub(super) ino: INodeNo,
     pub(super) handle: HandleId,
     pub(super) owner: LockOwner,
     pub(super) start: u64,
@@ -128,7 +128,7 @@ impl<F: FileSystem> Shared<F> {
             LockKind::Whole => Range::ALL,
             LockKind::Range => Range::new(request.start, request.end).ok_or(VaultError::Invalid)?,
         };
-        Ok((LockKey { file: self.fs.locked_file(request.ino)?, kind, owner: request.owner.0 }, range))
+        Ok((LockKey { file: self.fs.locked_file(request.ino.0)?, kind, owner: request.owner.0 }, range))
     }
 
     fn lock(&self, request: &LockRequest) -> Result<Lock> {

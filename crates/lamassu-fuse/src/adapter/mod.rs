@@ -3,9 +3,9 @@
 //! `handlers` is the list of requests, one short method each. `file_io` reads, writes and clears set-uid bits when the
 //! kernel asks for it; `uses` counts open files; `reply` has the common parts of answers; `convert` converts between
 //! the kernel's types and the vault's; `acl` handles access control lists; `rights` checks permissions again where
-//! hosts take turns; `locks` asks for locks that hold among hosts; `admin` answers ioctls and seeks; `counts` counts requests; `cache` makes the kernel drop its
-//! caches of vaults that are unloaded; `gate` holds changes back during a freeze; `syncs` has threads for syncs;
-//! `lifetime` starts the threads of a mount and ends them.
+//! hosts take turns; `locks` asks for locks that hold among hosts; `admin` answers ioctls and seeks; `counts` counts
+//! requests; `cache` makes the kernel drop its caches of vaults that are unloaded; `gate` holds changes back during a
+//! freeze; `syncs` has threads for syncs; `lifetime` starts the threads of a mount and ends them.
 
 mod acl;
 mod admin;

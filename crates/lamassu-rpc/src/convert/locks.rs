@@ -125,7 +125,7 @@ pub(super) mod tests {
     fn locks_that_make_no_sense_are_refused() {
         let good = from_lock(&some()[1]);
         assert!(to_lock(&good).is_ok());
-        let range = || good.range.clone().expect("a range");
+        let range = || good.range.expect("a range");
         for range in [
             None,
             Some(proto::LockedRange { first: 1, ..range() }),
@@ -133,7 +133,7 @@ pub(super) mod tests {
         ] {
             assert!(to_lock(&proto::Lock { range, ..good }).is_err());
         }
-        assert!(to_lock(&proto::Lock { mode: 9, ..good.clone() }).is_err());
+        assert!(to_lock(&proto::Lock { mode: 9, ..good }).is_err());
         assert!(to_asked(&proto::LockRequest::default()).is_err());
         assert!(to_answer(proto::LockAnswer::default()).is_err());
     }
