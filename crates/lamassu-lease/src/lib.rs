@@ -5,7 +5,7 @@
 //!
 //! | module | what it does |
 //! |---|---|
-//! | `types` | objects, sessions, modes, moments, messages |
+//! | `ids`, `lock`, `messages` | objects, sessions, leases, modes, moments; a lock of a program; messages |
 //! | `terms` | how long leases last, within the bounds that the proof needs |
 //! | `durable` | the state that outlives the server's process |
 //! | `server` | the server's side: grants, recalls, expiry, takeover, restart |
@@ -17,10 +17,13 @@
 
 pub mod client;
 mod durable;
+mod ids;
+mod lock;
 pub mod locks;
+mod messages;
 pub mod server;
 pub mod terms;
-mod types;
 
+pub use ids::{Grant, GrantNo, Millis, Mode, Object, RequestNo, SessionId};
+pub use messages::{Call, Reply};
 pub use terms::{Terms, TermsError};
-pub use types::{Call, Grant, GrantNo, Millis, Mode, Object, Reply, RequestNo, SessionId};

@@ -1,5 +1,5 @@
 use super::*;
-use crate::{RequestNo, SessionId};
+use crate::{Mode, Object, RequestNo, SessionId};
 
 const A: SessionId = SessionId(1);
 const B: SessionId = SessionId(2);

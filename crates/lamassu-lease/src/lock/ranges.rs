@@ -1,6 +1,6 @@
 //! The locked ranges of one owner in one file.
 
-use crate::Mode;
+use crate::ids::Mode;
 use std::collections::BTreeMap;
 
 /// Bytes of a file, from the first to the last one, both included. A range without an end goes to [`u64::MAX`].
