@@ -60,8 +60,9 @@ class Run:
         self.lab = SharedLab(undo, kind)
         self.machines = self.lab.machines
         self.story, self.begun = [], time.monotonic()
-        self.counts = {"calls": 0, "faults": 0, "errors": 0, "longest": 0.0}
+        self.counts = {"calls": 0, "increments": 0, "faults": 0, "errors": 0, "longest": 0.0}
         self.ledger, self.alerts = {}, {}
+        self.counters = {"whole": 0, "range": 0}
         self.can_delay = have_netem()
         for machine in self.machines:
             if not machine.mount():
@@ -79,7 +80,8 @@ class Run:
     def fill_tree(self):
         """By a program of the first host, in its namespaces."""
         top = self.machines[0].mnt / "t"
-        script = "import os, sys\nfor name in ('', '/r', '/n', '/n/0', '/n/1', '/l', '/p'): os.mkdir(sys.argv[1] + name)\n"
+        script = "import os, sys\nfor name in ('', '/r', '/n', '/n/0', '/n/1', '/l', '/p', '/c'): os.mkdir(sys.argv[1] + name)\n"
+        script += "for name in ('whole', 'range'): open(f'{sys.argv[1]}/c/{name}', 'w').write('0')\n"
         script += "for number in range(int(sys.argv[2])):\n    fd = os.open(f'{sys.argv[1]}/r/{number}', os.O_CREAT | os.O_WRONLY, 0o600)\n"
         script += "    for place in sys.argv[3].split(): os.pwrite(fd, (b'first'.ljust(16, b'.') * 256), 4096 * int(place))\n    os.fsync(fd)\n"
         assert block(INITIAL) == b"first".ljust(16, b".") * 256 and BLOCK == 4096
@@ -237,6 +239,7 @@ class Run:
         self.judge_blocks(calls, losses, faults)
         self.judge_names(calls, faults)
         self.judge_ledger(calls)
+        self.judge_counters(calls)
         self.now_is()
         found = self.lab.logs()
         if found:
@@ -264,7 +267,7 @@ class Run:
             return
         self.counts["errors"] += 1
         # A handle tells its loss when it is used next, and one of a daemon that was killed fails whenever it is used.
-        lasts = call["kind"] in ("write", "sync", "close") or code in DEAD
+        lasts = call["kind"] in ("write", "sync", "close", "locked") or code in DEAD
         since = call.get("since", call["begun"]) if lasts else call["begun"]
         if code not in FAULTY or not any(since <= fault.over[name] and call["ended"] >= fault.began for fault in hit):
             raise Failure(f"a call failed without a reason ({errno.errorcode.get(code, code)}): {call}")
@@ -320,6 +323,16 @@ class Run:
                 continue
             is_synced = step == "synced" and not call["errno"]
             self.ledger[name] = "there" if is_synced and what == "made" else "gone" if is_synced else "unknown"
+
+    def judge_counters(self, calls):
+        """Each increment ended while its host had the lock, so those that were synced ascend."""
+        done = [call for call in calls if call["kind"] == "locked" and call["what"][1] == "increment" and not call["errno"]]
+        for call in sorted(done, key=lambda call: call["ended"]):
+            kind, number = call["what"][0], int(call["result"])
+            if number <= self.counters[kind]:
+                raise Failure(f"counter {kind}: {number} follows {self.counters[kind]}: two had the lock, or an increment was lost: {call}")
+            self.counters[kind] = number
+        self.counts["increments"] += len(done)
 
     def now_is(self):
         """What all hosts see, which must be one thing, and have what was acknowledged."""
@@ -387,4 +400,4 @@ def run(seed, seconds):
             raise Failure(f"store {kind}, round {rounds + 1}: {type(failure).__name__}: {failure}\n{story}{kept}") from failure
     counts = one.counts
     return (f"store {kind}, {rounds} rounds, {counts['faults']} faults, {counts['calls']} calls, {counts['errors']} of them failed for a fault, "
-            f"the longest took {counts['longest']:.1f} s beyond what stood still")
+            f"{counts['increments']} increments under locks, the longest call took {counts['longest']:.1f} s beyond what stood still")

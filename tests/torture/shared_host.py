@@ -6,10 +6,11 @@
 Commands are lines on standard input, each answered by one line of JSON: `go` (work), `halt` (and every call under way has ended), `probe` (a
 file written, synced and read), `read` (all blocks, as one more part of the history), `tree` (everything there is). Calls go to LOG, one line of
 JSON each, as they end. Blocks have values of their own, one thread uses a file. Names are changed without sparing other hosts. A ledger
-has what was synced, file and directory.
+has what was synced, file and directory. Counters are incremented under locks.
 """
 
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -217,6 +218,32 @@ class Ledger(Worker):
         os.unlink(f"{folder}/{name}")
 
 
+class Counters(Worker):
+    """Two numbers that all hosts increment, one under flock(2) and one under fcntl(2): no increment that was synced is lost."""
+
+    def step(self):
+        kind = self.rng.choice(("whole", "range"))
+        path, fds, since = f"{self.host.top}/c/{kind}", [], time.monotonic()
+        if not self.call("open", path, lambda: fds.append(os.open(path, os.O_RDWR))):
+            return
+        lock = fcntl.flock if kind == "whole" else fcntl.lockf
+
+        def increment():
+            number = int(os.pread(fds[0], 20, 0)) + 1
+            os.pwrite(fds[0], b"%020d" % number, 0)
+            os.fsync(fds[0])
+            return str(number)
+
+        try:
+            if self.call("locked", [kind, "lock"], lambda: lock(fds[0], fcntl.LOCK_EX), since=since):
+                self.call("locked", [kind, "increment"], increment, since=since)
+                if self.rng.random() < 0.5:
+                    self.call("locked", [kind, "unlock"], lambda: lock(fds[0], fcntl.LOCK_UN), since=since)
+        finally:
+            self.call("close", path, lambda: os.close(fds[0]), since=since)
+            time.sleep(self.rng.random() * 0.1)
+
+
 class Host:
     """All threads of a host, and when they run: in bursts, so that a host has the vault for itself at times, and keeps much of it."""
 
@@ -226,7 +253,7 @@ class Host:
         self.lock = threading.Condition()
         self.may, self.burst, self.running = False, True, 0
         self.blocks = [Blocks(self, number) for number in range(FILES)]
-        self.workers = [*self.blocks, Names(self, "n"), Ledger(self)]
+        self.workers = [*self.blocks, Names(self, "n"), Ledger(self), Counters(self, "c")]
         self.probes = 0
         for worker in self.workers:
             worker.waits = True
