@@ -74,6 +74,9 @@ struct Held {
 struct Pending {
     asked: Asked,
     is_cancelled: bool,
+    /// A later request of its owner was granted, so the server has received this one before. What it gives up of a whole
+    /// file was given up then.
+    is_overtaken: bool,
 }
 
 /// The locks of this host's programs in one vault, for all sessions of a mount.
@@ -104,7 +107,7 @@ impl Holder {
         }
         let request = RequestNo(self.next);
         self.next += 1;
-        self.pending.insert(request, Pending { asked, is_cancelled: false });
+        self.pending.insert(request, Pending { asked, is_cancelled: false, is_overtaken: false });
         Ok((request, call(request, asked)))
     }
 
@@ -120,9 +123,9 @@ impl Holder {
     /// this host has. Until then answers are ignored: after them the server may have carried out what was given up.
     /// The other requests are made again. False: it was answered.
     pub fn abandon(&mut self, request: RequestNo) -> bool {
-        let Some(Pending { asked, .. }) = self.pending.remove(&request) else { return false };
+        let Some(pending) = self.pending.remove(&request) else { return false };
         self.must_report = true;
-        self.doubt(asked);
+        self.doubt(pending);
         true
     }
 
@@ -131,11 +134,12 @@ impl Holder {
         if self.must_report {
             return None;
         }
-        let Pending { asked, .. } = self.pending.remove(&request)?;
+        let Pending { asked, is_overtaken, .. } = self.pending.remove(&request)?;
         // The server gives up a lock of a whole file before it refuses another mode, or lets that wait.
         let gives_up = |holder: &mut Holder| {
             if let Asked::Lock { lock, .. } = asked
                 && lock.key.kind == LockKind::Whole
+                && !is_overtaken
             {
                 holder.change(&lock.key, |held| held.ranges.clear(Range::ALL));
             }
@@ -143,11 +147,14 @@ impl Holder {
         let outcome = match answer {
             LockAnswer::Done => {
                 match asked {
-                    Asked::Lock { lock, handle, .. } => self.change(&lock.key, |held| {
-                        held.ranges.set(lock.range, lock.mode);
-                        held.pid = lock.pid;
-                        held.handles.insert(handle);
-                    }),
+                    Asked::Lock { lock, handle, .. } => {
+                        self.overtake(request, &lock.key);
+                        self.change(&lock.key, |held| {
+                            held.ranges.set(lock.range, lock.mode);
+                            held.pid = lock.pid;
+                            held.handles.insert(handle);
+                        });
+                    }
                     Asked::Unlock { key, range } => self.change(&key, |held| held.ranges.clear(range)),
                     Asked::Test { .. } => {}
                 }
@@ -172,8 +179,10 @@ impl Holder {
     /// has what is reported, so this host has no more than that either.
     pub fn resumed(&mut self) -> (Vec<Lock>, Vec<Call>) {
         self.must_report = false;
-        let unanswered: Vec<_> = self.pending.values().map(|pending| pending.asked).collect();
-        unanswered.into_iter().for_each(|asked| self.doubt(asked));
+        // They are made again, after the report.
+        self.pending.values_mut().for_each(|pending| pending.is_overtaken = false);
+        let unanswered: Vec<_> = self.pending.values().copied().collect();
+        unanswered.into_iter().for_each(|pending| self.doubt(pending));
         let held = self.held.iter().filter(|(_, held)| !held.is_lost);
         let all = held.flat_map(|(key, held)| {
             held.ranges.iter().map(|(range, mode)| Lock { key: *key, range, mode, pid: held.pid })
@@ -235,8 +244,8 @@ impl Holder {
     }
 
     /// This host no longer has what the server has released or reduced, if it has received the request.
-    fn doubt(&mut self, asked: Asked) {
-        let (key, range, mode) = match asked {
+    fn doubt(&mut self, pending: Pending) {
+        let (key, range, mode) = match pending.asked {
             Asked::Lock { lock, .. } => (lock.key, lock.range, Some(lock.mode)),
             Asked::Unlock { key, range } => (key, range, None),
             Asked::Test { .. } => return,
@@ -244,7 +253,15 @@ impl Holder {
         let Some(held) = self.held.get(&key) else { return };
         // A lock of a whole file is given up for one of another mode.
         let is_other = key.kind == LockKind::Whole && held.ranges.iter().any(|(_, held)| Some(held) != mode);
-        self.change(&key, |held| held.ranges.weaken(range, if is_other { None } else { mode }));
+        let gives_up = is_other && !pending.is_overtaken;
+        self.change(&key, |held| held.ranges.weaken(range, if gives_up { None } else { mode }));
+    }
+
+    /// A lock was granted: the server has received all earlier requests of its owner.
+    fn overtake(&mut self, granted: RequestNo, key: &LockKey) {
+        for (_, earlier) in self.pending.range_mut(..granted) {
+            earlier.is_overtaken |= matches!(earlier.asked, Asked::Lock { lock, .. } if lock.key == *key);
+        }
     }
 
     fn change(&mut self, key: &LockKey, change: impl FnOnce(&mut Held)) {

@@ -267,3 +267,29 @@ fn answers_are_ignored_after_a_request_was_given_up_until_the_next_report() {
     let other = holder.ask(Asked::Test { lock: ranges(2, (0, 9), Shared) }).unwrap().0;
     assert!(holder.answer(other, Done).is_some());
 }
+
+/// Threads, or processes after fork(2), may ask for locks of one open file at the same time.
+#[test]
+fn a_lock_that_came_after_a_request_that_waits_is_kept_when_that_is_cancelled() {
+    let whole = |mode| lock(LockKind::Whole, 1, (0, u64::MAX), mode);
+    let ask =
+        |holder: &mut Holder, mode| holder.ask(Asked::Lock { lock: whole(mode), handle: 5, waits: true }).unwrap().0;
+    let waits_while_another_is_granted = || {
+        let mut holder = Holder::default();
+        let waiting = ask(&mut holder, Exclusive);
+        let granted = ask(&mut holder, Shared);
+        assert!(holder.answer(granted, Done).is_some());
+        (holder, waiting)
+    };
+    let (mut holder, waiting) = waits_while_another_is_granted();
+    assert!(holder.answer(waiting, Cancelled).is_some());
+    assert_eq!(holder.resumed(), (vec![whole(Shared)], vec![]));
+    let (mut holder, waiting) = waits_while_another_is_granted();
+    assert!(holder.abandon(waiting));
+    assert_eq!(holder.resumed(), (vec![whole(Shared)], vec![]));
+    // Made again, it gives the lock up again.
+    let (mut holder, waiting) = waits_while_another_is_granted();
+    assert_eq!(holder.resumed().0, []);
+    assert!(holder.answer(waiting, Cancelled).is_some());
+    assert_eq!(holder.resumed(), (vec![], vec![]));
+}
