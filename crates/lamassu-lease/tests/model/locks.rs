@@ -549,10 +549,11 @@ fn runs(without: Without) -> Vec<Locks> {
         let run = |owners, at_once, left| Locks { without, owners, at_once, wants: wants.clone(), left };
         runs.push(run([1, 1], 1, Left { asks: [3, 2], restarts: 1, ..NONE }));
         runs.push(run([1, 1], 1, Left { asks: [3, 2], breaks: 1, cancels: 1, ..NONE }));
-        runs.push(run([1, 1], 1, Left { asks: [3, 2], abandons: 1, cancels: 1, ..NONE }));
-        runs.push(run([1, 1], 1, Left { asks: [3, 2], stops: 1, breaks: 1, ..NONE }));
-        runs.push(run([2, 1], 2, Left { asks: [3, 1], abandons: 1, ..NONE }));
+        runs.push(run([1, 1], 1, Left { asks: [3, 1], abandons: 1, cancels: 1, ..NONE }));
+        runs.push(run([1, 1], 1, Left { asks: [3, 1], stops: 1, breaks: 1, ..NONE }));
         runs.push(run([1, 1], 1, Left { asks: [2, 1], breaks: 1, stops: 1, restarts: 1, ..NONE }));
+        runs.push(run([2, 1], 1, Left { asks: [3, 1], breaks: 1, ..NONE }));
+        runs.push(run([1, 1], 2, Left { asks: [3, 1], abandons: 1, cancels: 1, ..NONE }));
     }
     runs
 }
