@@ -74,8 +74,8 @@ struct Held {
 struct Pending {
     asked: Asked,
     is_cancelled: bool,
-    /// A later request of its owner was granted, so the server has received this one before. What it gives up of a whole
-    /// file was given up then.
+    /// A later request of its owner was granted, so the server has received this one before, and the lock of a whole
+    /// file that it gives up was given up then.
     is_overtaken: bool,
 }
 
