@@ -128,7 +128,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const BYTES: u64 = 24;
+    /// Cells that a test locks: the first 20 bytes, all between, and the last four.
+    const CELLS: u64 = 25;
 
     #[derive(Clone, Copy, Debug)]
     enum Step {
@@ -149,21 +150,24 @@ mod tests {
         ]
     }
 
-    /// Bytes from 0 to 19, and the last four of all.
-    fn byte(at: u64) -> u64 {
-        if at < BYTES - 4 { at } else { u64::MAX - (BYTES - 1 - at) }
+    fn first_of(cell: u64) -> u64 {
+        if cell <= CELLS - 5 { cell } else { u64::MAX - (CELLS - 1 - cell) }
+    }
+
+    fn last_of(cell: u64) -> u64 {
+        if cell < CELLS - 5 { cell } else { u64::MAX - (CELLS - 1 - cell) }
     }
 
     proptest! {
-        /// Compared with one mode for each byte.
+        /// Compared with one mode for each cell.
         #[test]
         fn ranges_are_as_single_bytes(
-            all in prop::collection::vec((steps(), 0..BYTES, 0..BYTES), 1..60),
-            (asked, from, to) in (modes(), 0..BYTES, 0..BYTES),
+            all in prop::collection::vec((steps(), 0..CELLS, 0..CELLS), 1..60),
+            (asked, from, to) in (modes(), 0..CELLS, 0..CELLS),
         ) {
-            let range = |from: u64, to: u64| Range::new(byte(from.min(to)), byte(from.max(to))).unwrap();
+            let range = |from: u64, to: u64| Range::new(first_of(from.min(to)), last_of(from.max(to))).unwrap();
             let bytes = |from: u64, to: u64| from.min(to) as usize..=from.max(to) as usize;
-            let (mut ranges, mut single) = (Ranges::default(), [None; BYTES as usize]);
+            let (mut ranges, mut single) = (Ranges::default(), [None; CELLS as usize]);
             for (step, from, to) in all {
                 let splits = ranges.is_split_by(range(from, to));
                 let before = ranges.len();
@@ -193,8 +197,8 @@ mod tests {
                     }
                     last = Some((range, mode));
                 }
-                for at in 0..BYTES {
-                    let here = Range::new(byte(at), byte(at)).unwrap();
+                for at in 0..CELLS {
+                    let here = range(at, at);
                     prop_assert_eq!(ranges.overlapping(here).next().map(|(_, mode)| mode), single[at as usize]);
                 }
             }

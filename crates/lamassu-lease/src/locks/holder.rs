@@ -1,7 +1,7 @@
 //! The locks of this host's programs, as the host sees them.
 
 use super::{Conflict, Lock, LockAnswer, LockKey, LockKind, Range, Ranges};
-use crate::{Call, Mode, Object, RequestNo};
+use crate::{Call, Object, RequestNo};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What a program asks for.
@@ -28,18 +28,6 @@ pub enum Asked {
         /// the lock
         lock: Lock,
     },
-}
-
-impl Asked {
-    /// What the server may have reduced, and to which mode, if it has received the request.
-    fn may_weaken(&self) -> Option<(LockKey, Range, Option<Mode>)> {
-        match *self {
-            Asked::Lock { lock, .. } if lock.key.kind == LockKind::Whole => Some((lock.key, Range::ALL, None)),
-            Asked::Lock { lock, .. } => Some((lock.key, lock.range, Some(lock.mode))),
-            Asked::Unlock { key, range } => Some((key, range, None)),
-            Asked::Test { .. } => None,
-        }
-    }
 }
 
 /// How a request has ended.
@@ -86,6 +74,9 @@ struct Held {
 struct Pending {
     asked: Asked,
     is_cancelled: bool,
+    /// A later request of its owner was granted, so the server has received this one before, and the lock of a whole
+    /// file that it gives up was given up then.
+    is_overtaken: bool,
 }
 
 /// The locks of this host's programs in one vault, for all sessions of a mount.
@@ -96,6 +87,8 @@ pub struct Holder {
     next: u64,
     /// Owners that have lost locks.
     lost: usize,
+    /// A request was given up since the last report.
+    must_report: bool,
 }
 
 impl Holder {
@@ -114,7 +107,7 @@ impl Holder {
         }
         let request = RequestNo(self.next);
         self.next += 1;
-        self.pending.insert(request, Pending { asked, is_cancelled: false });
+        self.pending.insert(request, Pending { asked, is_cancelled: false, is_overtaken: false });
         Ok((request, call(request, asked)))
     }
 
@@ -126,25 +119,27 @@ impl Holder {
         Some(Call::CancelLock { request })
     }
 
-    /// Gives a request up whose answer does not come. The next report tells the server what this host has, so a new
-    /// connection must follow: the answer may be under way. False: it was answered.
+    /// Gives a request up whose answer does not come. A new connection must follow, whose report tells the server what
+    /// this host has. Until then answers are ignored: after them the server may have carried out what was given up.
+    /// The other requests are made again. False: it was answered.
     pub fn abandon(&mut self, request: RequestNo) -> bool {
-        let Some(Pending { asked, .. }) = self.pending.remove(&request) else { return false };
-        if let Some((key, range, mode)) = asked.may_weaken()
-            && self.held.contains_key(&key)
-        {
-            self.change(&key, |held| held.ranges.weaken(range, mode));
-        }
+        let Some(pending) = self.pending.remove(&request) else { return false };
+        self.must_report = true;
+        self.doubt(pending);
         true
     }
 
-    /// Handles an answer of the server. `None`: nothing waits for it.
+    /// Handles an answer of the server. `None`: nothing waits for it, or it is ignored.
     pub fn answer(&mut self, request: RequestNo, answer: LockAnswer) -> Option<Answered> {
-        let Pending { asked, .. } = self.pending.remove(&request)?;
+        if self.must_report {
+            return None;
+        }
+        let Pending { asked, is_overtaken, .. } = self.pending.remove(&request)?;
         // The server gives up a lock of a whole file before it refuses another mode, or lets that wait.
         let gives_up = |holder: &mut Holder| {
             if let Asked::Lock { lock, .. } = asked
                 && lock.key.kind == LockKind::Whole
+                && !is_overtaken
             {
                 holder.change(&lock.key, |held| held.ranges.clear(Range::ALL));
             }
@@ -152,11 +147,14 @@ impl Holder {
         let outcome = match answer {
             LockAnswer::Done => {
                 match asked {
-                    Asked::Lock { lock, handle, .. } => self.change(&lock.key, |held| {
-                        held.ranges.set(lock.range, lock.mode);
-                        held.pid = lock.pid;
-                        held.handles.insert(handle);
-                    }),
+                    Asked::Lock { lock, handle, .. } => {
+                        self.overtake(request, &lock.key);
+                        self.change(&lock.key, |held| {
+                            held.ranges.set(lock.range, lock.mode);
+                            held.pid = lock.pid;
+                            held.handles.insert(handle);
+                        });
+                    }
                     Asked::Unlock { key, range } => self.change(&key, |held| held.ranges.clear(range)),
                     Asked::Test { .. } => {}
                 }
@@ -177,19 +175,17 @@ impl Holder {
     }
 
     /// The session has a new connection. Returns the locks to report, and the calls to make again after that. An answer
-    /// may have been lost: so nothing is reported that the server may have released or reduced.
-    pub fn resumed(&self) -> (Vec<Lock>, Vec<Call>) {
-        let mut certain: BTreeMap<LockKey, (Ranges, u32)> = BTreeMap::new();
-        for (key, held) in self.held.iter().filter(|(_, held)| !held.is_lost) {
-            certain.insert(*key, (held.ranges.clone(), held.pid));
-        }
-        for (key, range, mode) in self.pending.values().filter_map(|pending| pending.asked.may_weaken()) {
-            if let Some((ranges, _)) = certain.get_mut(&key) {
-                ranges.weaken(range, mode);
-            }
-        }
-        let all = certain.iter().flat_map(|(key, (ranges, pid))| {
-            ranges.iter().map(|(range, mode)| Lock { key: *key, range, mode, pid: *pid })
+    /// may have been lost: so nothing is reported that the server may have released or reduced. From then on the server
+    /// has what is reported, so this host has no more than that either.
+    pub fn resumed(&mut self) -> (Vec<Lock>, Vec<Call>) {
+        self.must_report = false;
+        // They are made again, after the report.
+        self.pending.values_mut().for_each(|pending| pending.is_overtaken = false);
+        let unanswered: Vec<_> = self.pending.values().copied().collect();
+        unanswered.into_iter().for_each(|pending| self.doubt(pending));
+        let held = self.held.iter().filter(|(_, held)| !held.is_lost);
+        let all = held.flat_map(|(key, held)| {
+            held.ranges.iter().map(|(range, mode)| Lock { key: *key, range, mode, pid: held.pid })
         });
         let again = self.pending.iter().flat_map(|(request, pending)| {
             let cancel = pending.is_cancelled.then_some(Call::CancelLock { request: *request });
@@ -204,6 +200,7 @@ impl Holder {
             held.is_lost = true;
         }
         self.lost = self.held.len();
+        self.must_report = false;
         let pending = std::mem::take(&mut self.pending);
         pending.into_keys().map(|request| Answered { request, outcome: Outcome::Ended }).collect()
     }
@@ -244,6 +241,27 @@ impl Holder {
 
     fn has_lost(&self, key: &LockKey) -> bool {
         self.lost > 0 && self.held.get(key).is_some_and(|held| held.is_lost)
+    }
+
+    /// This host no longer has what the server has released or reduced, if it has received the request.
+    fn doubt(&mut self, pending: Pending) {
+        let (key, range, mode) = match pending.asked {
+            Asked::Lock { lock, .. } => (lock.key, lock.range, Some(lock.mode)),
+            Asked::Unlock { key, range } => (key, range, None),
+            Asked::Test { .. } => return,
+        };
+        let Some(held) = self.held.get(&key) else { return };
+        // A lock of a whole file is given up for one of another mode.
+        let is_other = key.kind == LockKind::Whole && held.ranges.iter().any(|(_, held)| Some(held) != mode);
+        let gives_up = is_other && !pending.is_overtaken;
+        self.change(&key, |held| held.ranges.weaken(range, if gives_up { None } else { mode }));
+    }
+
+    /// A lock was granted: the server has received all earlier requests of its owner.
+    fn overtake(&mut self, granted: RequestNo, key: &LockKey) {
+        for (_, earlier) in self.pending.range_mut(..granted) {
+            earlier.is_overtaken |= matches!(earlier.asked, Asked::Lock { lock, .. } if lock.key == *key);
+        }
     }
 
     fn change(&mut self, key: &LockKey, change: impl FnOnce(&mut Held)) {

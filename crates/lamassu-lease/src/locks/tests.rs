@@ -210,3 +210,86 @@ fn who_has_lost_a_lock_gets_no_other_until_it_has_unlocked_or_closed() {
     assert!(!holder.has_any_lost() && holder.closes(FILE, 2).is_none());
     assert_eq!(holder.counts(), (2, 0));
 }
+
+/// Otherwise the host would report, on a later connection, what others may have been given since.
+#[test]
+fn a_host_has_no_more_than_it_has_reported() {
+    let mut holder = Holder::default();
+    let ask = |holder: &mut Holder, lock| holder.ask(Asked::Lock { lock, handle: 5, waits: true }).unwrap().0;
+    let first = ask(&mut holder, ranges(1, (0, 9), Exclusive));
+    assert!(holder.answer(first, Done).is_some());
+    let longer = ask(&mut holder, ranges(1, (0, 19), Shared));
+    assert_eq!(holder.resumed().0, [ranges(1, (0, 9), Shared)]);
+    assert!(holder.answer(longer, Cancelled).is_some());
+    assert_eq!(holder.resumed(), (vec![ranges(1, (0, 9), Shared)], vec![]));
+}
+
+#[test]
+fn a_lock_of_a_whole_file_is_kept_while_it_is_asked_for_again() {
+    let whole = |mode| lock(LockKind::Whole, 1, (0, u64::MAX), mode);
+    for mode in [Shared, Exclusive] {
+        let mut holder = Holder::default();
+        let ask = |holder: &mut Holder, mode| {
+            holder.ask(Asked::Lock { lock: whole(mode), handle: 5, waits: true }).unwrap().0
+        };
+        let first = ask(&mut holder, mode);
+        assert!(holder.answer(first, Done).is_some());
+        let again = ask(&mut holder, mode);
+        assert_eq!(holder.resumed().0, [whole(mode)]);
+        assert!(holder.abandon(again));
+        assert_eq!(holder.resumed(), (vec![whole(mode)], vec![]));
+        // One of another mode gives it up.
+        let other = ask(&mut holder, if mode == Shared { Exclusive } else { Shared });
+        assert_eq!(holder.resumed().0, []);
+        assert!(holder.answer(other, Cancelled).is_some());
+        assert_eq!(holder.resumed(), (vec![], vec![]));
+    }
+}
+
+/// The server may have carried out the request after it has answered the others.
+#[test]
+fn answers_are_ignored_after_a_request_was_given_up_until_the_next_report() {
+    let mut holder = Holder::default();
+    let ask = |holder: &mut Holder, mode| {
+        holder.ask(Asked::Lock { lock: ranges(1, (0, 9), mode), handle: 5, waits: true }).unwrap()
+    };
+    let (first, call) = ask(&mut holder, Exclusive);
+    let (weaker, _) = ask(&mut holder, Shared);
+    assert!(holder.abandon(weaker));
+    assert_eq!(holder.answer(first, Done), None);
+    assert_eq!(holder.resumed(), (vec![], vec![call]), "it is asked for again");
+    assert_eq!(holder.answer(first, Done), Some(Answered { request: first, outcome: Outcome::Done }));
+    assert_eq!(holder.resumed().0, [ranges(1, (0, 9), Exclusive)]);
+    // Another session has a connection of its own, and no report is due.
+    let (weaker, _) = ask(&mut holder, Shared);
+    assert!(holder.abandon(weaker));
+    assert_eq!(holder.session_ended(), []);
+    let other = holder.ask(Asked::Test { lock: ranges(2, (0, 9), Shared) }).unwrap().0;
+    assert!(holder.answer(other, Done).is_some());
+}
+
+/// Threads, or processes after fork(2), may ask for locks of one open file at the same time.
+#[test]
+fn a_lock_that_came_after_a_request_that_waits_is_kept_when_that_is_cancelled() {
+    let whole = |mode| lock(LockKind::Whole, 1, (0, u64::MAX), mode);
+    let ask =
+        |holder: &mut Holder, mode| holder.ask(Asked::Lock { lock: whole(mode), handle: 5, waits: true }).unwrap().0;
+    let waits_while_another_is_granted = || {
+        let mut holder = Holder::default();
+        let waiting = ask(&mut holder, Exclusive);
+        let granted = ask(&mut holder, Shared);
+        assert!(holder.answer(granted, Done).is_some());
+        (holder, waiting)
+    };
+    let (mut holder, waiting) = waits_while_another_is_granted();
+    assert!(holder.answer(waiting, Cancelled).is_some());
+    assert_eq!(holder.resumed(), (vec![whole(Shared)], vec![]));
+    let (mut holder, waiting) = waits_while_another_is_granted();
+    assert!(holder.abandon(waiting));
+    assert_eq!(holder.resumed(), (vec![whole(Shared)], vec![]));
+    // Made again, it gives the lock up again.
+    let (mut holder, waiting) = waits_while_another_is_granted();
+    assert_eq!(holder.resumed().0, []);
+    assert!(holder.answer(waiting, Cancelled).is_some());
+    assert_eq!(holder.resumed(), (vec![], vec![]));
+}

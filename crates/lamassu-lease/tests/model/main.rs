@@ -6,6 +6,7 @@
 //! was sent to the store arrives at any later time, also after its host has been taken for dead.
 #![allow(clippy::unwrap_used)] // a panic is a failed test
 
+mod locks;
 mod progress;
 mod world;
 
