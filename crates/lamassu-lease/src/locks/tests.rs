@@ -293,3 +293,17 @@ fn a_lock_that_came_after_a_request_that_waits_is_kept_when_that_is_cancelled() 
     assert!(holder.answer(waiting, Cancelled).is_some());
     assert_eq!(holder.resumed(), (vec![], vec![]));
 }
+
+/// Only a host that means ill reports such a lock.
+#[test]
+fn what_conflicts_with_another_session_cannot_be_reported() {
+    let mut table = Asking::new();
+    assert_eq!(table.lock(A, ranges(1, (0, 9), Shared), false).1, [(A, Done)]);
+    let before = table.table.clone();
+    for (mode, may_be) in [(Exclusive, false), (Shared, true)] {
+        assert_eq!(table.table.resume(B, &[ranges(1, (9, 12), mode)], &mut Vec::new()), may_be);
+    }
+    assert_eq!(table.lock(A, ranges(1, (9, 9), Exclusive), false).1.len(), 1, "B has what it reported");
+    assert!(table.table.resume(B, &[], &mut Vec::new()));
+    assert_eq!(table.table, before);
+}

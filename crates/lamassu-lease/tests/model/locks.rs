@@ -578,7 +578,7 @@ fn every_rule_of_locks_is_needed() {
         (Without::Grace, EXCLUSION),
         (Without::Doubt, EXCLUSION),
         (Without::Doubt, IN_USE),
-        // Locks leak: the server keeps one that no host knows of. None is held twice.
+        // Locks leak: the server keeps one that no host knows of.
         (Without::Report, AGREEMENT),
         (Without::Locks, EXCLUSION),
         (Without::Again, AGREEMENT),

@@ -169,7 +169,8 @@ impl Shared {
             loop {
                 let call = {
                     let mut state = self.state.lock();
-                    if state.must_resume {
+                    // A session that ends says so by this connection.
+                    if state.must_resume && !state.is_leaving {
                         return;
                     }
                     state.outbox.pop_front()
