@@ -144,6 +144,8 @@ impl<F: FileSystem> Shared<F> {
     /// F_GETLK.
     pub(super) fn test_lock(self: &Arc<Self>, request: LockRequest, reply: ReplyLock) {
         match self.lock(&request) {
+            // Allowed for open file description locks: nothing is in the way of no lock.
+            _ if request.typ == libc::F_UNLCK => reply.locked(request.start, request.end, libc::F_UNLCK, 0),
             Ok(lock) => self.test(lock, 1, reply),
             Err(error) => reply.error(failed("getlk", &error)),
         }
@@ -179,7 +181,8 @@ impl<F: FileSystem> Shared<F> {
         };
         match asked {
             Err(error) => reply.error(failed("setlk", &error)),
-            Ok(_) if !self.lock_waits.begin(unique) => reply.error(Errno::EINTR),
+            // Only waits can be interrupted. No program expects that of an unlock, or where it does not wait.
+            Ok(Asked::Lock { waits: true, .. }) if !self.lock_waits.begin(unique) => reply.error(Errno::EINTR),
             Ok(asked) => self.set(Set { asked, unique, sessions: 1, reply }),
         }
     }
@@ -190,9 +193,9 @@ impl<F: FileSystem> Shared<F> {
         let done = move |outcome| match (outcome, asked) {
             // The locks of a session go with it.
             (Outcome::Ended, Asked::Unlock { .. }) => shared.answer_lock(unique, Ok(()), reply),
-            (Outcome::Ended, Asked::Lock { .. }) if sessions < SESSIONS_MAX => {
+            (Outcome::Ended, Asked::Lock { waits, .. }) if sessions < SESSIONS_MAX => {
                 let again = Set { asked, unique, sessions: sessions + 1, reply };
-                if !shared.lock_waits.again(unique, sessions + 1) {
+                if waits && !shared.lock_waits.again(unique, sessions + 1) {
                     return shared.answer_lock(unique, Err(Errno::EINTR), again.reply);
                 }
                 shared.in_next_session(move |s, good| match good {

@@ -158,6 +158,28 @@ fn who_waits_for_a_lock_gets_it_when_it_is_free_or_is_interrupted() {
     gone_and_whole(&lab, &hosts);
 }
 
+/// By the calls themselves: Python repeats those that a signal has interrupted.
+#[test]
+fn signals_interrupt_neither_an_unlock_nor_a_lock_that_is_not_waited_for() {
+    let lab = Lab::new();
+    let hosts = shared(&lab);
+    let path = hosts[0].file("data");
+    drop(open(&path));
+    let script = "import ctypes,errno,fcntl,os,signal,struct,sys\n\
+        c=ctypes.CDLL(None,use_errno=True); fd=os.open(sys.argv[1],os.O_RDWR); seen=[0]\n\
+        def tick(*_): seen[0]+=1\n\
+        signal.signal(signal.SIGALRM,tick); signal.setitimer(signal.ITIMER_REAL,0.0003,0.0003)\n\
+        def lock(kind): return ctypes.create_string_buffer(struct.pack('hhqqi4x',kind,0,0,0,0))\n\
+        wrong=[]\n\
+        for n in range(600):\n\
+        \x20   for call in (lambda: c.flock(fd,6), lambda: c.flock(fd,8), lambda: c.fcntl(fd,6,lock(1)), lambda: c.fcntl(fd,6,lock(2))):\n\
+        \x20       if call()!=0: wrong.append(errno.errorcode[ctypes.get_errno()])\n\
+        signal.setitimer(signal.ITIMER_REAL,0); print(wrong, seen[0]>100)\n";
+    let out = Command::new("python3").args(["-c", script]).arg(&path).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&out.stdout), "[] True\n", "{out:?}");
+    gone_and_whole(&lab, &hosts);
+}
+
 #[test]
 fn two_that_would_wait_for_each_other_are_told() {
     let lab = Lab::new();
