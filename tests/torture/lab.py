@@ -5,6 +5,7 @@ what it did not make, and never waits without a limit.
 """
 
 import ctypes
+import errno
 import fcntl
 import json
 import os
@@ -127,7 +128,18 @@ class Lab:
 
     def attach(self):
         """Mounts the image (its journal is replayed)."""
-        call("mount", "-o", MAKE[self.kind][1], str(self.image), str(self.store))
+        until = time.monotonic() + COMMAND_SECONDS_MAX
+        while True:
+            call("mount", "-o", MAKE[self.kind][1], str(self.image), str(self.store))
+            try:
+                os.listdir(self.store)
+                return
+            except OSError as error:
+                # Another program's mount namespace, made while the store was mounted, still has it: shut down, it stays so until that is gone.
+                if error.errno != errno.EIO or time.monotonic() > until:
+                    raise
+            self.detach()
+            time.sleep(0.5)
 
     def detach(self):
         while is_mounted(self.store):
