@@ -210,11 +210,6 @@ impl Holder {
         self.lost > 0 && self.held.values().any(|held| held.is_lost && held.handles.contains(&handle))
     }
 
-    /// Whether any owner has lost locks.
-    pub fn has_any_lost(&self) -> bool {
-        self.lost > 0
-    }
-
     /// What close(2) of an open file releases: all that its owner has locked by ranges.
     pub fn closes(&self, file: Object, owner: u64) -> Option<Asked> {
         let key = LockKey { file, kind: LockKind::Range, owner };
@@ -232,11 +227,6 @@ impl Holder {
             }
         }
         ends
-    }
-
-    /// How many ranges are locked, and how many requests wait for an answer.
-    pub fn counts(&self) -> (usize, usize) {
-        (self.held.values().map(|held| held.ranges.len()).sum(), self.pending.len())
     }
 
     fn has_lost(&self, key: &LockKey) -> bool {

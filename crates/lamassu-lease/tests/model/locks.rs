@@ -514,7 +514,7 @@ impl Model for Locks {
             Property::always(AGREEMENT, |_, world: &World| world.agrees()),
             Property::sometimes("a restart while a lock is held", |_, world: &World| world.restarted_with_lock),
             Property::sometimes("an owner that has lost locks, in another session", |_, world: &World| {
-                world.hosts.iter().any(|host| !host.is_over && host.holder.has_any_lost())
+                world.hosts.iter().any(|host| !host.is_over && (0..2).any(|owner| host.holder.is_lost(owner)))
             }),
             Property::sometimes("a request that waits for a lock of another host", |_, world: &World| {
                 world.is_quiet() && world.hosts.iter().any(|host| !host.waiting.is_empty())
