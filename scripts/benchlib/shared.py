@@ -1,7 +1,8 @@
 """A vault that hosts share, beside the same vault on one host: what the server and the turns cost.
 
 Server and hosts are network and mount namespaces of this machine, joined by a bridge; the store is a directory in memory that all hosts see. One host by
-itself: a tree of small files unpacked, packed, searched and removed, and one file, by fio. Two hosts: how long it takes until one reads what the other wrote.
+itself: a tree of small files unpacked, packed, searched and removed, and one file, by fio. Two hosts: how long it takes until one reads what the other wrote,
+and trees that both unpack or pack at once, each its own.
 `lamassu` has its anchor in a file of the host; `server`, at the server, mounted by one host alone; `shared` is `mount --shared`. `sshfs` is a plain directory.
 """
 
@@ -12,6 +13,7 @@ import secrets
 import shutil
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from demolib.hosts import TOOLS, Bridge, Host, possible, within
@@ -37,6 +39,9 @@ OURS = {"lamassu": System(at_server=False), "server": System(), "shared": System
 FILE = (("seq-write 1M", "write", "1M", True), ("seq-read 1M", "read", "1M", False), ("seq-read 4K", "read", "4k", False), ("rand-read 4K", "randread", "4k", False),
         ("rand-write 4K", "randwrite", "4k", False))
 HAND_OVERS = 50
+# What two hosts do at once, each in a folder of its own: (what the first does, what the second does).
+AT_ONCE = {"both unpack": ("unpack", "unpack"), "both tar": ("tar", "tar"), "rm -r beside tar": ("rm -r", "tar"), "unpack beside tar": ("unpack", "tar"),
+           "both rm -r": ("rm -r", "rm -r")}
 
 
 def run_all(bench):
@@ -50,7 +55,7 @@ def run_all(bench):
             found = list(place.passes(name, archive, file_mib))
             samples += [s | {"system": name, "run": number} for s in found]
             say(f"shared, run {number + 1} of {bench.runs}, {name}: " + ", ".join(f"{s['workload']} {s['value']}" for s in found))
-    units = {**dict.fromkeys(small_files.commands(archive), "s"), **{f[0]: "MB/s" for f in FILE}, "hand-over": "ms"}
+    units = {**dict.fromkeys(small_files.commands(archive), "s"), **{f[0]: "MB/s" for f in FILE}, "hand-over": "ms", **dict.fromkeys(AT_ONCE, "s")}
     return {"files": files, "bytes": size, "size_mib": file_mib, "runs": 1 + samples[-1]["run"], "store": "tmpfs", "units": units, "samples": samples}
 
 
@@ -146,6 +151,7 @@ class Place:
             yield self.timed(name, workload, lambda r=rw, b=block: round(self.fio(host, r, b, size), 1))
         if name in ("shared", "sshfs"):
             yield {"workload": "hand-over", "value": round(1000 * self.hand_over(name), 1)}
+            yield from self.at_once(name, small_files.commands(archive))
 
     def alone(self, name, work, options=()):
         host = self.hosts[0]
@@ -168,6 +174,23 @@ class Place:
     def fio(self, host, rw, block, size):
         job = measure.fio(host.mountpoint, rw, block, size, run=host.run)
         return measure.mb_per_s(job, "read" if "read" in rw else "write")
+
+    def at_once(self, name, commands):
+        """Seconds until both hosts have ended what they do at once."""
+        for host in self.hosts:
+            self.mount(host, name)
+        try:
+            with self.bench.quiet(), ThreadPoolExecutor(len(self.hosts)) as pool:
+                measure.drop_caches()
+                for workload, both in AT_ONCE.items():
+                    done = [pool.submit(self.in_folder, host, commands[command]) for host, command in zip(self.hosts, both, strict=True)]
+                    yield {"workload": workload, "value": round(max(one.result() for one in done), 3)}
+        finally:
+            for host in self.hosts:
+                self.umount(host, name)
+
+    def in_folder(self, host, command):
+        return self.seconds(host, "sh", "-ec", f"mkdir -p '{host.mountpoint / host.name}'; cd '{host.mountpoint / host.name}'; {command}")
 
     def hand_over(self, name):
         """Seconds from the begin of a write on one host until the other has read it, in turn."""

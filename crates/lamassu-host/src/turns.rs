@@ -11,7 +11,7 @@ use lamassu_anchor::{Anchor, AnchorError, ServerFault, Touched};
 use lamassu_crypto::KeyRing;
 use lamassu_format::header::VaultHeader;
 use lamassu_lease::Mode;
-use lamassu_rpc::host::{LockRequest, Turn, Turns};
+use lamassu_rpc::host::{LockRequest, Told, Turn, Turns};
 use lamassu_vault::locks::{self, Asked, Locks, Object, Waiting};
 use lamassu_vault::turns::{self as requests, End, Need, Use};
 use lamassu_vault::{FileSystem, Forest, Options, Vault, VaultError};
@@ -164,7 +164,7 @@ impl Driver {
         loop {
             let mode = match self.requests.wanted()? {
                 requests::Mode::Look | requests::Mode::Change if self.opening.options.read_only => Mode::Shared,
-                requests::Mode::Look if !self.is_calm => Mode::Shared,
+                requests::Mode::Look if !self.is_calm && !self.requests.is_changing() => Mode::Shared,
                 requests::Mode::Look | requests::Mode::Change => Mode::Exclusive,
             };
             let error = match self.turns.take(mode).map_err(Error::from).and_then(|turn| self.open(turn)) {
@@ -231,7 +231,14 @@ impl Driver {
         }
         let (listener, told) = (turn.listener(), self.requests.clone());
         let listen = move || {
-            while listener.wait(LISTEN).is_none() {}
+            let why = loop {
+                if let Some(why) = listener.wait(LISTEN) {
+                    break why;
+                }
+            };
+            if why == Told::Recalled {
+                told.wait_while_used(number);
+            }
             told.recall(number);
         };
         if let Err(error) = thread::Builder::new().name("lamassu-told".into()).spawn(listen) {

@@ -12,19 +12,25 @@
 //! Cached pages are dropped when the turn ends. The kernel's requests for pages, and its writes of them, hold locks
 //! that dropping waits for. So these are carried out while a turn ends, until the kernel has no page of the turn left.
 
+mod told;
+
 use crate::Ino;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::{HashMap, VecDeque};
 use std::ffi::OsStr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use told::Told;
 
 /// How long the kernel may use a cached name or attributes without asking again.
 pub const KEPT_FOR: Duration = Duration::from_secs(2);
+/// How long a turn may last although another host wants the vault, while requests of this host follow each other.
+/// Shorter than the time after which the kernel may cache: dropping its caches would cost more.
+const SHARE: Duration = Duration::from_millis(100);
+/// A host that had no request for this long has no program at work.
+const IDLE: Duration = Duration::from_millis(2);
 /// The time after which an answer has certainly taken effect in the kernel.
 const TAKEN_IN: Duration = Duration::from_millis(200);
-/// Most names, and most inodes, that the kernel may cache in a turn.
-const KEPT_MAX: usize = 1 << 17;
 
 /// A request, which also sends its reply.
 type Job = Box<dyn FnOnce(Use) + Send>;
@@ -108,40 +114,6 @@ pub struct Kept {
     pub runs_out_in: Duration,
 }
 
-/// Times at which entries were given to the kernel.
-struct Told<T> {
-    told: HashMap<T, Instant>,
-    /// The number of entries at which expired ones are next removed.
-    look_at: usize,
-}
-
-impl<T: Eq + std::hash::Hash> Told<T> {
-    const FEW: usize = 4096;
-
-    fn new() -> Told<T> {
-        Told { told: HashMap::new(), look_at: Self::FEW }
-    }
-
-    /// False: there are too many.
-    fn add(&mut self, what: T, now: Instant) -> bool {
-        if self.told.len() >= self.look_at {
-            // The kernel starts its timeout a little later than this process.
-            self.told.retain(|_, at| now.duration_since(*at) < 2 * KEPT_FOR);
-            self.look_at = Self::FEW.max(2 * self.told.len());
-        }
-        if self.told.len() >= KEPT_MAX && !self.told.contains_key(&what) {
-            return false;
-        }
-        self.told.insert(what, now);
-        true
-    }
-
-    fn take(&mut self) -> Vec<T> {
-        self.look_at = Self::FEW;
-        std::mem::take(&mut self.told).into_keys().collect()
-    }
-}
-
 struct Waiting {
     need: Need,
     job: Job,
@@ -172,6 +144,12 @@ struct State {
     dropping_names: u64,
     /// Whether a request came since the last look.
     is_used: bool,
+    /// Whether a request of the turn changed something.
+    is_changing: bool,
+    /// When the turn began.
+    begun: Instant,
+    /// When a request last began or ended.
+    last_used: Instant,
     is_recalled: bool,
     is_stopping: bool,
 }
@@ -218,6 +196,19 @@ impl State {
         self.waiting.iter().map(|waiting| waiting.need.mode).max()
     }
 
+    /// How long the turn with this number certainly goes on although another host wants the vault; `None`: it ends.
+    fn goes_on(&self, number: u64, now: Instant) -> Option<Duration> {
+        if self.number != number || !matches!(self.phase, Phase::Here(_)) || self.is_stopping {
+            return None;
+        }
+        let share = SHARE.saturating_sub(now.duration_since(self.begun));
+        let idle = match self.users {
+            0 => IDLE.saturating_sub(now.duration_since(self.last_used)),
+            _ => IDLE,
+        };
+        Some(share.min(idle)).filter(|time| !time.is_zero())
+    }
+
     /// Files that may have pages in the kernel's cache.
     fn mapped(&self) -> Vec<Ino> {
         self.filled.iter().filter(|(_, has_pages)| **has_pages).map(|(ino, _)| *ino).collect()
@@ -246,6 +237,7 @@ impl Drop for Use {
     fn drop(&mut self) {
         let mut state = self.turns.state.lock();
         state.users -= 1;
+        state.last_used = Instant::now();
         let is_older = self.dropping != state.dropping;
         state.older_users -= usize::from(is_older);
         if state.users == 0 || (is_older && state.older_users == 0) {
@@ -274,6 +266,9 @@ impl Turns {
                 dropping_names: 0,
                 older_users: 0,
                 is_used: false,
+                is_changing: false,
+                begun: Instant::now(),
+                last_used: Instant::now(),
                 is_recalled: false,
                 is_stopping: false,
             }),
@@ -294,6 +289,8 @@ impl Turns {
     fn begin_request(self: &Arc<Self>, state: &mut State, need: Need) -> Use {
         state.users += 1;
         state.is_used = true;
+        state.is_changing |= need.mode == Mode::Change;
+        state.last_used = Instant::now();
         if let Some(ino) = need.fills {
             state.filled.insert(ino, true);
             // The turn may now be enough for other requests.
@@ -350,7 +347,7 @@ impl Turns {
         let names = names.map(|(dir, name)| (dir, Box::from(name)));
         match state.keeping {
             Keeping::No => {}
-            Keeping::Yes => state.names.told.extend(names.map(|name| (name, Instant::now()))),
+            Keeping::Yes => names.into_iter().for_each(|name| state.names.note(name, Instant::now())),
             // If the kernel has dropped the old name, it does not have the new one either.
             Keeping::Dropping if names.iter().any(|name| state.expiring.contains_key(name)) => {
                 for name in names {
@@ -398,6 +395,9 @@ impl Turns {
         state.due = state.waiting.len();
         state.filled.clear();
         state.is_used = false;
+        state.is_changing = false;
+        state.begun = Instant::now();
+        state.last_used = state.begun;
         state.number += 1;
         self.runnable.notify_all();
         state.number
@@ -406,6 +406,18 @@ impl Turns {
     /// The number of the turn; 0: there was none.
     pub fn number(&self) -> u64 {
         self.state.lock().number
+    }
+
+    /// Another host wants the vault: waits while the turn with this number has a share of time left, and programs of
+    /// this host use it. A hand-over takes as long as many requests, so a turn of a single one would be waste.
+    pub fn wait_while_used(&self, number: u64) {
+        loop {
+            let goes_on = self.state.lock().goes_on(number, Instant::now());
+            match goes_on {
+                Some(time) => std::thread::sleep(time),
+                None => return,
+            }
+        }
     }
 
     /// Lets the turn with this number end, if it is under way: another host wants the vault.
@@ -499,6 +511,11 @@ impl Turns {
     /// Whether a request came since the last call.
     pub fn was_used(&self) -> bool {
         std::mem::take(&mut self.state.lock().is_used)
+    }
+
+    /// Whether a request of this turn, or of the last one, changed something.
+    pub fn is_changing(&self) -> bool {
+        self.state.lock().is_changing
     }
 
     /// Files that may have pages in the kernel's cache.

@@ -28,7 +28,7 @@ def shared(results, _plots):
     return f"""## A vault that hosts share
 
 Server and hosts are namespaces of this machine, the store is a directory in memory. A tree of {result["files"]} files, {result["bytes"] / 1e6:.0f} MB; a file of {result["size_mib"]} MiB; {runs(result)};
-`scripts/bench shared`. A hand-over is the time in which one host has written and synced a file and the other has read it, programs and all.
+`scripts/bench shared`. A hand-over is the time in which one host has written and synced a file and the other has read it, programs and all. After it: two hosts at once, until both have ended.
 
 {figures(result)}"""
 
@@ -40,8 +40,8 @@ def shared_sweeps(results, _plots):
     placed = [s for s in ("lamassu", "server", "shared") if s in names(samples, "system")]
     parts = [f"""## SAN.FS's experiments with the server in the path
 
-Server and host are namespaces of this machine, the store is a directory in memory, one host works; {runs(result)}; `scripts/bench shared-sweeps`. Not measured beside a vault of several
-hosts at work: turns pass it from one to the next ([hand-overs](#a-vault-that-hosts-share)). Figures of one host without a server, beside plain files, are [above](#how-figures-change-with-another)."""]
+Server and host are namespaces of this machine, the store is a directory in memory, one host works; {runs(result)}; `scripts/bench shared-sweeps`. Two hosts
+at once are [above](#a-vault-that-hosts-share). Figures of one host without a server, beside plain files, are [above](#how-figures-change-with-another)."""]
     for figure, meant in result["figures"].items():
         points = names(by(samples, workload=figure), "point")
         if points:

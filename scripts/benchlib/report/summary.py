@@ -143,7 +143,8 @@ def rows_of_shared(result):
     if peer:
         speed = lambda w: value("sshfs", w) / value("shared", w) if result["units"][w] in ("s", "ms") else value("shared", w) / value("sshfs", w)  # noqa: E731
         rows.append(["shared", f"the same: {' / '.join(peer)}", "–", "sshfs, a plain directory (medians)", each(speed(w) for w in peer)])
-    return rows + [["shared", f"{w} to another host, {unit}", number(value("shared", w)), "–", "–"] for w, unit in result["units"].items() if value("shared", w) and not value(OWN, w)]
+    several = [w for w in result["units"] if value("shared", w) and not value(OWN, w)]
+    return rows + [["shared", f"two hosts: {w}, {result['units'][w]}", number(value("shared", w)), "–", "–"] for w in several]
 
 
 def rows_of_server(result):
