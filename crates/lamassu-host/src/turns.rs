@@ -32,6 +32,8 @@ const CALM: Duration = Duration::from_secs(1);
 const CALM_MAX: Duration = Duration::from_secs(300);
 /// Sessions that may end while their turn is being opened, before the requests that wait get an error.
 const ENDED_MAX: u32 = 3;
+/// How long all others wait while files that a host left open are taken over. The rest is, when it is opened.
+const TAKING_OVER: Duration = Duration::from_secs(2);
 /// Minimum time between two warnings.
 const QUIET: Duration = Duration::from_secs(60);
 
@@ -130,16 +132,25 @@ pub(crate) fn start(forest: &Arc<Forest>, opening: TurnOpening, keeper: &Arc<Kee
     let header = Anchor::open(first.table.clone(), &opening.header.id())?.vault().header;
     let requests = requests::Turns::new();
     forest.take_turns(requests.clone(), Arc::new(HostLocks(turns.clone())));
-    // Each file that it left open is taken over when it is opened to write.
-    if first.takes_over {
-        first.taken_over();
-    }
+    take_over(forest, &first, opening.options.read_only);
     let touched = Some(Touched::default());
     let (forest, keeper) = (forest.clone(), keeper.clone());
     let driver =
         Driver { forest, requests, opening, header, turns, keeper, touched, warned: None, calm: CALM, is_calm: true };
     let started = thread::Builder::new().name("lamassu-turns".into()).spawn(move || driver.run(first));
     started.map(drop).map_err(|source| Error::Vault(VaultError::Io { op: "start a thread", source }))
+}
+
+/// Takes over what a host left whose session ended while it had the vault (rules R8 and R9).
+fn take_over(forest: &Forest, turn: &Turn, read_only: bool) {
+    if !turn.takes_over {
+        return;
+    }
+    tracing::warn!("another host's session of this vault did not end: what it had not synced is lost");
+    if !read_only && let Err(error) = forest.recover_for(TAKING_OVER) {
+        tracing::warn!(%error, "not every file that it left open could be recovered now");
+    }
+    turn.taken_over();
 }
 
 impl Driver {
@@ -210,10 +221,7 @@ impl Driver {
         let options = Options { anchor: Some(anchor), read_only, ..options.clone() };
         self.forest.begin_turn(header, ring.clone(), options, self.touched.as_ref())?;
         self.touched = Some(Touched::default());
-        if turn.takes_over {
-            tracing::warn!("another host's session of this vault did not end: what it had not synced is lost");
-            turn.taken_over();
-        }
+        take_over(&self.forest, &turn, read_only);
         self.warned = None;
         Ok(turn)
     }

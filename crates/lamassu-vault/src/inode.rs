@@ -160,16 +160,19 @@ pub(crate) struct NodeTable {
     /// Objects of zombies that nothing refers to any more.
     unused: Vec<ObjectId>,
     root_dev: u64,
+    /// Other hosts may copy files to new inodes.
+    are_copied: bool,
     /// The generation of new nodes.
     generation: u32,
 }
 
 impl NodeTable {
-    pub fn new(root: &Stat) -> Self {
-        NodeTable::of_root(StoreId::from(root))
+    /// `are_copied`: other hosts may copy files to new inodes.
+    pub fn new(root: &Stat, are_copied: bool) -> Self {
+        NodeTable::of_root(StoreId::from(root), are_copied)
     }
 
-    fn of_root(id: StoreId) -> Self {
+    fn of_root(id: StoreId, are_copied: bool) -> Self {
         let node = Node {
             id,
             kind: Kind::Dir,
@@ -189,6 +192,7 @@ impl NodeTable {
             by_object: HashMap::from([(ObjectId::ROOT, ROOT)]),
             unused: Vec::new(),
             root_dev: id.dev,
+            are_copied,
             generation: new_generation(),
         }
     }
@@ -292,7 +296,7 @@ impl NodeTable {
         gone: Option<Ino>,
     ) -> std::result::Result<Referenced, Met> {
         let known = self.at((st.dev, st.ino));
-        let known = match known.filter(|&ino| !self.is_met_again(ino, parent, name, st)) {
+        let mut known = match known.filter(|&ino| !self.is_met_again(ino, parent, name, st)) {
             Some(other) if gone == Some(other) => {
                 self.bury(other);
                 None
@@ -303,20 +307,33 @@ impl NodeTable {
         match known {
             Some(ino) if object != ObjectId::default() && self.object(ino) != object => return Err(Met::OtherObject),
             Some(_) => {}
-            None => self.make_way_for(object)?,
+            None => known = self.make_way_for(object, st)?,
         }
         Ok(self.count(known, parent, name, st, object))
     }
 
-    /// An object has one node. Another inode that had this object before loses it, unless it is open.
-    fn make_way_for(&mut self, object: ObjectId) -> std::result::Result<(), Met> {
-        let Some(before) = self.by_object.get(&object).copied() else { return Ok(()) };
+    /// An object has one node. Another inode that had this object before loses it, unless it is open; its node goes to
+    /// the new inode where a host may have copied the file (rule R9 of `docs/sharing.md`).
+    fn make_way_for(&mut self, object: ObjectId, st: &Stat) -> std::result::Result<Option<Ino>, Met> {
+        let Some(before) = self.by_object.get(&object).copied() else { return Ok(None) };
         let is_open = self.nodes.get(&before).is_some_and(|n| n.kind == Kind::File && n.pins > 0);
         if is_open || before == ROOT {
             return Err(Met::OtherObject);
         }
+        if self.are_copied && self.follows(before, st) {
+            return Ok(Some(before));
+        }
         self.bury(before);
-        Ok(())
+        Ok(None)
+    }
+
+    /// Another inode is the file of a node from now on. False: one of the two is not a file.
+    pub fn follows(&mut self, ino: Ino, st: &Stat) -> bool {
+        let Some(id) = self.nodes.get(&ino).filter(|n| n.kind == Kind::File).map(|n| n.id) else { return false };
+        if st.kind == Kind::File {
+            self.exchanged(id, StoreId::from(st));
+        }
+        st.kind == Kind::File
     }
 
     /// The same for an entry that was just made. A known node with its number was removed by another program.

@@ -265,6 +265,7 @@ impl Vault {
         let (ctx, ctx_read) = contexts(header, ring, &options, engine, sessions, files)?;
         let ctx_silent = Arc::new(FileContext { report: Arc::new(|_, _| true), ..(*ctx_read).clone() });
         let st = root.stat().map_err(io("stat the root"))?;
+        let are_copied = is_server_held(&options);
         let limit = descriptors() / 8;
         let dirs_max = NonZeroUsize::new(limit.clamp(HELD_MIN, DIRS_MAX)).unwrap_or(NonZeroUsize::MIN);
         let vault = Vault {
@@ -277,7 +278,7 @@ impl Vault {
             name_max: header.name_max(),
             datasets: AtomicBool::new(header.has_datasets()),
             shut: dataset::Shut::default(),
-            nodes: Mutex::new(inode::NodeTable::new(&st)),
+            nodes: Mutex::new(inode::NodeTable::new(&st, are_copied)),
             dirs: dirs::Dirs::new(dirs::Dir::new(ROOT, st.dev, ObjectId::ROOT, root), dirs_max),
             files: handles::OpenFiles::default(),
             handles: handles::Handles::default(),
@@ -434,6 +435,11 @@ impl Vault {
         &self.options
     }
 
+    /// Whether other hosts may use the vault in turn: its anchor is at a server.
+    pub(crate) fn is_shared_by_hosts(&self) -> bool {
+        is_server_held(&self.options)
+    }
+
     pub(crate) fn is_read_only(&self) -> bool {
         self.options.read_only
     }
@@ -496,12 +502,16 @@ fn check_header(header: &VaultHeader, options: &Options) -> Result<()> {
 /// A lock that a vault holds while it is open.
 type Lock = Box<dyn Any + Send + Sync>;
 
+/// Whether the anchor is at a server, so that other hosts may use the vault, too.
+fn is_server_held(options: &Options) -> bool {
+    options.anchor.as_ref().is_some_and(|anchor| anchor.may_end())
+}
+
 /// The writer's lock. `None`: another host may hold it whose session has ended, where the anchor's server decides which
 /// host writes.
 fn lock_to_write(backend: &dyn Backend, options: &Options) -> Result<Option<Lock>> {
-    let is_server_held = options.anchor.as_ref().is_some_and(|anchor| anchor.may_end());
     match take_lock(backend) {
-        Err(VaultError::Locked) if is_server_held => Ok(None),
+        Err(VaultError::Locked) if is_server_held(options) => Ok(None),
         lock => lock.map(Some),
     }
 }

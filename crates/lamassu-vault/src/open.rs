@@ -25,7 +25,7 @@ impl Vault {
         let _opening = self.opening(ino).lock();
         if let Some(open) = self.files.get_and_hold(ino) {
             if write && !open.is_writable() {
-                match self.open_backing(ino, true).and_then(|opened| self.new_file(ino, opened.0, true, opened.2)) {
+                match self.open_backing(ino, true).and_then(|opened| self.opened_file(ino, opened)) {
                     Ok(file) => open.upgrade(file),
                     Err(e) => {
                         self.unhold(&open);
@@ -35,9 +35,22 @@ impl Vault {
             }
             return Ok(open);
         }
-        let (backing, writable, profile) = self.open_backing(ino, write)?;
-        let file = self.new_file(ino, backing, writable, profile)?;
+        let opened = self.open_backing(ino, write)?;
+        let writable = opened.1;
+        let file = self.opened_file(ino, opened)?;
         Ok(self.insert_held(ino, file, writable))
+    }
+
+    /// The file of what [`Vault::open_backing`] has opened.
+    fn opened_file(
+        &self,
+        ino: Ino,
+        (backing, writable, profile): (Arc<dyn BackendFile>, bool, Profile),
+    ) -> Result<File> {
+        // First: to open a file that was left open is to recover it.
+        let is_left_open = writable && self.is_left_open_by_another_host(ino)?;
+        let backing = if is_left_open { self.taken_over(ino, backing)? } else { backing };
+        self.new_file(ino, backing, writable, profile)
     }
 
     /// Puts a file just opened or created into the table.

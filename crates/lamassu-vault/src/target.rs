@@ -8,11 +8,11 @@ use crate::names::DirFault;
 use crate::root::RootPermissions;
 use crate::stored::{lending, set_root_times};
 use crate::walk::header_id;
-use crate::{Ino, ROOT, Result, SetTime, Vault, VaultError};
+use crate::{Ino, Kind, ROOT, Result, SetTime, Vault, VaultError};
 use lamassu_anchor::{AnchorError, Digest, ObjectId, Row, SealedPart};
 use lamassu_format::header::NameMode;
 use lamassu_store::backend::Stat;
-use lamassu_store::{BackendEntry, FirstPage, StoreError};
+use lamassu_store::{BackendEntry, File, FirstPage, StoreError};
 use std::ffi::{OsStr, OsString};
 use std::io as stdio;
 use std::sync::Arc;
@@ -50,6 +50,9 @@ impl Vault {
             };
             match dir.handle.stat_entry(&link.name) {
                 Ok(st) if id.is_of(&st) => return Ok((dir, link.name.into_os_string(), st)),
+                Ok(st) if self.is_taken_over(ino, &dir, &link.name, &st)? => {
+                    return Ok((dir, link.name.into_os_string(), st));
+                }
                 Ok(_) => {}
                 Err(e) if is_not_found(&e) => {}
                 Err(e) => return Err(io("stat")(e)),
@@ -57,6 +60,16 @@ impl Vault {
         }
         self.refuse_missing(ino)?;
         Err(VaultError::Stale)
+    }
+
+    /// Whether another inode is under a name of a node because a host has taken the file over (rule R9). The node then
+    /// goes to that inode.
+    fn is_taken_over(&self, ino: Ino, dir: &Dir, name: &OsStr, st: &Stat) -> Result<bool> {
+        let is_possible = self.is_shared_by_hosts() && st.kind == Kind::File && self.files.get(ino).is_none();
+        if !is_possible || self.judged(dir, name, Some(st.kind))? != Some(self.object_of(ino)) {
+            return Ok(false);
+        }
+        Ok(self.nodes.lock().follows(ino, st))
     }
 
     /// The error if the anchor has a place for a node that was not found.
@@ -152,14 +165,24 @@ impl Vault {
 
     /// `suffices`: whether the right owner does, without a look at the first page.
     fn must_be_its_own_if(&self, open: &OpenFile, suffices: impl Fn(&Stat) -> bool) -> Result<()> {
-        let object = self.nodes.lock().object(open.ino);
-        let shown = || open.file().backing().stat().map_err(io("stat"));
-        let (shown, asked) = self.row_of_unchanging(open.ino, object, shown)?;
+        self.must_be_its_own_content(open.ino, &open.file(), suffices)
+    }
+
+    /// The same for a file that is not in the table of open files yet.
+    pub(crate) fn must_be_its_own_content(
+        &self,
+        ino: Ino,
+        file: &File,
+        suffices: impl Fn(&Stat) -> bool,
+    ) -> Result<()> {
+        let object = self.nodes.lock().object(ino);
+        let shown = || file.backing().stat().map_err(io("stat"));
+        let (shown, asked) = self.row_of_unchanging(ino, object, shown)?;
         let is_its_own = match asked {
             None => true,
-            Some((_, true)) => suffices(&shown) || open.file().first_page()? != FirstPage::Unverified,
+            Some((_, true)) => suffices(&shown) || file.first_page()? != FirstPage::Unverified,
             // The page of an empty file is that of any.
-            Some((_, false)) => open.file().size() > 0 && open.file().first_page()? == FirstPage::Verified,
+            Some((_, false)) => file.size() > 0 && file.first_page()? == FirstPage::Verified,
         };
         if is_its_own { Ok(()) } else { Err(unidentified(&shown)) }
     }

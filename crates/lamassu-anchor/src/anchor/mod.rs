@@ -437,6 +437,19 @@ impl Anchor {
     /// # Errors
     /// [`AnchorError::Damaged`]; those of the table.
     pub fn places_of(&self, objects: &HashSet<ObjectId>) -> Result<HashMap<ObjectId, EntryPlace>> {
+        Ok(self.all_places_of(objects)?.into_iter().collect())
+    }
+
+    /// All committed places of an object that are still in force, by one scan of all entries.
+    ///
+    /// # Errors
+    /// As [`Anchor::places_of`].
+    pub fn names_of(&self, object: ObjectId) -> Result<Vec<EntryPlace>> {
+        let places = self.all_places_of(&HashSet::from([object]))?;
+        Ok(places.into_iter().map(|(_, place)| place).collect())
+    }
+
+    fn all_places_of(&self, objects: &HashSet<ObjectId>) -> Result<Vec<(ObjectId, EntryPlace)>> {
         let mut recorded = Vec::new();
         self.scan(Space::Entries, &[], Part::Entry, |key, value| {
             let Some((dir, name)) = number_of(key).zip(behind_object(key)) else { return Ok(None) };
@@ -446,11 +459,11 @@ impl Anchor {
             }
             Ok(Some(ControlFlow::Continue(())))
         })?;
-        let mut places = HashMap::new();
+        let mut places = Vec::new();
         for (object, place) in recorded {
             // A queued change may have removed it.
             if self.entry(&place)?.is_some_and(|entry| entry.object == object) {
-                places.insert(object, place);
+                places.push((object, place));
             }
         }
         Ok(places)

@@ -24,5 +24,6 @@ mod service;
 mod shared;
 mod slow_links;
 mod stopped;
+mod takeover;
 mod turns;
 mod withheld;

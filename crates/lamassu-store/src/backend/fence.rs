@@ -134,6 +134,10 @@ impl BackendFile for Fenced<dyn BackendFile> {
         Ok(())
     }
 
+    fn share_all(&self, from: &dyn BackendFile) -> io::Result<bool> {
+        self.change()?.share_all(from)
+    }
+
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         self.inner.descriptor()
     }

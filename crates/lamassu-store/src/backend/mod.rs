@@ -239,6 +239,12 @@ pub trait BackendFile: BackendNode {
         copy_through_memory(self, from, from_offset, offset, len)
     }
 
+    /// Makes this file a copy of another one of this store that shares all its blocks. False: the store cannot, and
+    /// nothing was changed.
+    fn share_all(&self, _from: &dyn BackendFile) -> io::Result<bool> {
+        Ok(false)
+    }
+
     /// For a backend to recognise what it can copy without reading it.
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         None

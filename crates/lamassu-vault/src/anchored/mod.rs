@@ -8,6 +8,7 @@
 //! | `make`, `moves`, `depart` | entries that are made, moved, and removed |
 //! | `lost` | unrecorded entries |
 //! | `recover`, `history`, `locate` | recovery of names after a crash |
+//! | `takeover` | files that another host left open |
 //! | `commit` | commits of the anchor, and what fsync waits for |
 //! | `sealed` | records, link targets, attributes: verified by their digests, replaced in order |
 //! | `rebuild`, `accept`, `take` | anchors of existing vaults; a person's acceptance |
@@ -27,6 +28,7 @@ pub(crate) mod rebuild;
 mod recover;
 mod sealed;
 mod take;
+mod takeover;
 mod trees;
 mod used;
 

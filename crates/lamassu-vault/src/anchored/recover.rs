@@ -25,6 +25,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 impl Vault {
     /// Completes the moves and removals of an earlier writer, and notes which files it left open.
@@ -303,13 +304,30 @@ impl Vault {
     /// # Errors
     /// [`VaultError::Anchor`]. A file that cannot be recovered is reported, and is an error when it is opened.
     pub(crate) fn recover_some(&self) -> Result<()> {
-        let Some(anchored) = &self.anchored else { return Ok(()) };
-        for place in anchored.next_open(RECOVERED_AT_ONCE)? {
-            if let Err(error) = self.recover_file(anchored, place) {
+        self.recover_next().map(drop)
+    }
+
+    /// Recovers files that earlier writers left open, until a time has passed. Others are recovered when they are
+    /// opened, or by [`Vault::maintain`].
+    ///
+    /// # Errors
+    /// As [`Vault::maintain`].
+    pub(crate) fn recover_for(&self, time: Duration) -> Result<()> {
+        let until = Instant::now() + time;
+        while Instant::now() < until && self.recover_next()? {}
+        Ok(())
+    }
+
+    /// False: there are none left.
+    fn recover_next(&self) -> Result<bool> {
+        let Some(anchored) = &self.anchored else { return Ok(false) };
+        let next = anchored.next_open(RECOVERED_AT_ONCE)?;
+        for place in &next {
+            if let Err(error) = self.recover_file(anchored, *place) {
                 tracing::warn!(dir = place.dir.0, %error, "a file that a crash left open could not be recovered");
             }
         }
-        Ok(())
+        Ok(!next.is_empty())
     }
 
     fn recover_file(&self, anchored: &Anchored, place: EntryPlace) -> Result<()> {
@@ -324,7 +342,7 @@ impl Vault {
     }
 
     /// The node of the object recorded at a place, with a reference.
-    fn reach(&self, anchored: &Anchored, place: EntryPlace) -> Result<crate::Ino> {
+    pub(super) fn reach(&self, anchored: &Anchored, place: EntryPlace) -> Result<crate::Ino> {
         let mut way = vec![place];
         while let Some(last) = way.last().copied().filter(|last| last.dir != lamassu_anchor::ObjectId::ROOT) {
             let row = anchored.anchor.row(last.dir)?;

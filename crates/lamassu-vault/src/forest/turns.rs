@@ -13,6 +13,7 @@ use lamassu_crypto::KeyRing;
 use lamassu_format::header::VaultHeader;
 use parking_lot::{Mutex, RwLock};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// The mount's own vault of the present turn, and what the next turn takes over.
 pub(super) struct ByTurns {
@@ -61,6 +62,14 @@ impl Forest {
         *by_turns.root.lock() = Some(root);
         self.root.set_loaded(Arc::new(vault));
         Ok(())
+    }
+
+    /// Recovers files that another host left open, until a time has passed.
+    ///
+    /// # Errors
+    /// Those of the store, and of the anchor.
+    pub fn recover_for(&self, time: Duration) -> Result<()> {
+        self.root.loaded().map_or(Ok(()), |vault| vault.recover_for(time))
     }
 
     /// Closes the vault at the end of a turn. No request is under way.

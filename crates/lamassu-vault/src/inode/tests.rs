@@ -32,7 +32,7 @@ fn nodes_are_small() {
 }
 
 fn table() -> NodeTable {
-    NodeTable::new(&stat(900, Kind::Dir))
+    NodeTable::new(&stat(900, Kind::Dir), false)
 }
 
 fn name(s: &str) -> &OsStr {
@@ -255,6 +255,25 @@ fn a_loop_made_below_us_ends() {
     met(&mut t, b, name("a"), &stat(10, Kind::Dir));
     assert_eq!(t.ancestry(a), None);
     assert_eq!(t.stored_path(b), None);
+}
+
+/// A host has copied a file to a new inode, which has its names since.
+#[test]
+fn the_node_of_an_object_follows_it_to_another_inode() {
+    let mut t = NodeTable::new(&stat(900, Kind::Dir), true);
+    let (old, new) = (stat(40, Kind::File), stat(41, Kind::File));
+    let met = t.reference(ROOT, name("a"), &old, ObjectId(7), None).unwrap();
+    let again = t.reference(ROOT, name("a"), &new, ObjectId(7), None).unwrap();
+    assert_eq!((again.ino, again.is_new), (met.ino, false));
+    assert!(t.is_live(met.ino) && t.id(met.ino) == Some(StoreId::from(&new)));
+    assert_eq!(t.find(StoreId::from(&old)), None);
+    // Another entry gets the number of the old inode.
+    let other = t.reference(ROOT, name("b"), &old, ObjectId(8), None).unwrap();
+    assert_ne!(other.ino, met.ino);
+    assert!(!t.follows(ROOT, &new) && !t.follows(met.ino, &stat(42, Kind::Dir)), "only files are copied");
+    t.pin(met.ino);
+    let third = stat(43, Kind::File);
+    assert_eq!(t.reference(ROOT, name("a"), &third, ObjectId(7), None), Err(Met::OtherObject), "the object is open");
 }
 
 #[test]

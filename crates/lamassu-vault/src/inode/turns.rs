@@ -21,7 +21,7 @@ impl NodeTable {
     /// a node.
     pub fn take(&mut self) -> NodeTable {
         let root = self.nodes.get(&ROOT).map_or(StoreId { dev: self.root_dev, ino: ROOT, born: 0 }, |root| root.id);
-        let mut table = std::mem::replace(self, NodeTable::of_root(root));
+        let mut table = std::mem::replace(self, NodeTable::of_root(root, self.are_copied));
         table.nodes.values_mut().for_each(|node| node.pins = 0);
         let parents: Vec<Ino> = table.nodes.values().flat_map(|node| &node.links).map(|link| link.parent).collect();
         for parent in parents {

@@ -134,6 +134,23 @@ impl BackendFile for LocalFile {
         }
     }
 
+    fn share_all(&self, from: &dyn BackendFile) -> io::Result<bool> {
+        let Some(source) = from.descriptor() else { return Ok(false) };
+        match self.handle.write(|fd| rustix::fs::ioctl_ficlone(fd, source)) {
+            Ok(()) => Ok(true),
+            Err(
+                Errno::OPNOTSUPP
+                | Errno::XDEV
+                | Errno::NOTTY
+                | Errno::NOSYS
+                | Errno::PERM
+                | Errno::ACCESS
+                | Errno::INVAL,
+            ) => Ok(false),
+            Err(e) => Err(e.into()),
+        }
+    }
+
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         Some(self.handle.fd())
     }
