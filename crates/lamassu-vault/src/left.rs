@@ -189,7 +189,9 @@ impl Vault {
     pub fn leave(&self) -> (Left, Result<()>) {
         let mut left_handles = self.left.take();
         let open = self.handles.take_all();
-        let files: Vec<Arc<OpenFile>> = self.files.all();
+        let mut files: Vec<Arc<OpenFile>> = self.files.all();
+        // Before: settling writes pages again whose content is committed.
+        files.retain(|open| open.is_unsettled() && open.file().has_uncommitted());
         let done = self.close();
         let unsettled: HashSet<Ino> = match done {
             Ok(()) => HashSet::new(),

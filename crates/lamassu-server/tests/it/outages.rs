@@ -160,6 +160,8 @@ fn a_mount_that_wrote_last_is_unmounted_without_its_server() {
     a.umount().ok();
     kill(lab.server.as_ref().unwrap().id(), "-CONT");
     assert_eq!(fs::read_to_string(b.file("f")).unwrap(), "of a");
+    // What was queued before is committed: what comes now is not, for some seconds.
+    b.write("synced", "of b").unwrap();
     fs::write(b.file("unsynced"), "of b").unwrap();
     kill(lab.server.as_ref().unwrap().id(), "-STOP");
     b.umount().code(66).says("nothing was unmounted");

@@ -403,6 +403,11 @@ impl Fresh {
         known.is_ahead || known.row.open.is_some()
     }
 
+    /// Whether pages were written that no commit has, not even one that is queued.
+    pub fn has_written(&self) -> bool {
+        self.known.lock().is_ahead
+    }
+
     /// Whether a root may be committed.
     pub fn is_certain(&self) -> bool {
         let known = self.known.lock();

@@ -122,3 +122,28 @@ fn names_and_attributes_that_are_lost_with_a_session_are_reported_by_fsync() {
     assert_eq!(dirs.map(told), [(true, false), (true, false), (false, false)]);
     assert_eq!(files.map(told), [(true, false), (false, false)]);
 }
+
+/// What an fsync has made durable is not lost with the session, although it is not settled.
+#[test]
+fn contents_that_were_synced_are_not_reported_as_lost() {
+    let (_lab, vault, table) = lent();
+    let handles = ["synced", "synced-and-closed", "written-after", "never-synced", "read"].map(|name| {
+        let (_, handle) = vault.new_file(name);
+        vault.write(handle, 0, &[7; 40_000]).unwrap();
+        if name != "never-synced" {
+            vault.fsync(handle, false).unwrap();
+        }
+        handle
+    });
+    vault.write(handles[2], 4096, b"and more").unwrap();
+    let again = vault.open_file(vault.ino("synced-and-closed"), RW).unwrap();
+    vault.release(handles[1]).unwrap();
+    let reader = vault.open_file(vault.ino("never-synced"), RO).unwrap();
+    table.end();
+    let (left, done) = vault.leave();
+    done.unwrap_err();
+    let told = |handle| (left.sync(handle).is_err(), left.sync(handle).is_err());
+    let (ok, lost) = ((false, false), (true, false));
+    assert_eq!([handles[0], again, handles[2], handles[3], handles[4]].map(told), [ok, ok, lost, lost, ok]);
+    assert_eq!(told(reader), lost, "its name was not durable");
+}
