@@ -9,6 +9,7 @@ use crate::{Config, Credentials, GatewayError, Result, s3};
 use lamassu_vault::{FileSystem, Forest};
 use parking_lot::RwLock;
 use s3s::service::S3Service;
+use sd_notify::NotifyState;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -115,7 +116,7 @@ pub(crate) async fn attend(of: Attending, mut ended: watch::Receiver<bool>) -> R
     let serving_all = tokio::spawn(door.serve(listener, stopping, Duration::from_secs(of.front.stop_seconds)));
     (of.ready)(address);
     tracing::info!(%address, "serving");
-    let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
+    let _ = sd_notify::notify(&[NotifyState::Ready]);
     let wanted = Arc::new(Notify::new());
     let reloading = tokio::spawn(reload_when(wanted.clone(), of.reload));
     loop {
@@ -127,7 +128,7 @@ pub(crate) async fn attend(of: Attending, mut ended: watch::Receiver<bool>) -> R
         }
     }
     reloading.abort();
-    let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
+    let _ = sd_notify::notify(&[NotifyState::Stopping]);
     stop.send_replace(true);
     let _ = serving_all.await;
     tracing::info!("stopped");
@@ -138,10 +139,14 @@ pub(crate) async fn attend(of: Attending, mut ended: watch::Receiver<bool>) -> R
 async fn reload_when(wanted: Arc<Notify>, reload: Arc<dyn Fn() + Send + Sync>) {
     loop {
         wanted.notified().await;
+        if let Ok(now) = NotifyState::monotonic_usec_now() {
+            let _ = sd_notify::notify(&[NotifyState::Reloading, now]);
+        }
         let reload = reload.clone();
         if let Err(error) = tokio::task::spawn_blocking(move || reload()).await {
             tracing::error!(%error, "reading the files again has failed: those before stay in force");
         }
+        let _ = sd_notify::notify(&[NotifyState::Ready]);
     }
 }
 

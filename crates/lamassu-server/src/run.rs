@@ -32,6 +32,7 @@ use lamassu_rpc::tls::{self, Keys};
 use parking_lot::Mutex;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustls::ServerConfig;
+use sd_notify::NotifyState;
 use std::fs;
 use std::io::{BufRead, BufReader, BufWriter, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -316,6 +317,7 @@ impl<'a> Parts<'a> {
                 _ = signals.stop.recv() => return Ok(None),
                 _ = signals.quit.recv() => return Ok(None),
                 _ = signals.reload.recv() => {
+                    tell_reloading();
                     let policies = self.policies.clone();
                     // It waits for the disk. Reloads run one after the other, in the order of the signals.
                     let read = tokio::task::spawn_blocking(move || policies.reload()).await;
@@ -323,6 +325,7 @@ impl<'a> Parts<'a> {
                         tracing::error!(%error, "the policy is not taken: the one before stays in force");
                     }
                     self.certificate.renew()?;
+                    let _ = sd_notify::notify(&[NotifyState::Ready]);
                 }
                 _ = renewals.tick() => self.certificate.renew_in_time()?,
                 error = failure.recv() => return Ok(error),
@@ -332,6 +335,13 @@ impl<'a> Parts<'a> {
                 }
             };
         }
+    }
+}
+
+/// Tells the service manager that files are read again, until it is told that the server is ready.
+fn tell_reloading() {
+    if let Ok(now) = NotifyState::monotonic_usec_now() {
+        let _ = sd_notify::notify(&[NotifyState::Reloading, now]);
     }
 }
 
@@ -389,9 +399,9 @@ async fn serve(dir: &Path, config: Config) -> Result<()> {
         });
     let mut serving = tokio::spawn(server);
     tracing::info!(%address, vaults = known, "serving");
-    let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready, sd_notify::NotifyState::Status("serving")]);
+    let _ = sd_notify::notify(&[NotifyState::Ready, NotifyState::Status("serving")]);
     let why = parts.wait(&mut signals, &mut failure, &mut serving).await?;
-    let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
+    let _ = sd_notify::notify(&[NotifyState::Stopping]);
     let _ = fs::remove_file(dir.join(SOCKET));
     if let Some(error) = why {
         // No more replies are sent: what they say may not be durable.
@@ -489,7 +499,7 @@ async fn open(
     #[cfg(feature = "etcd")]
     if config.etcd.is_some() {
         // A replica may stand by for months, so systemd is told that it is ready.
-        let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready, sd_notify::NotifyState::Status("standing by")]);
+        let _ = sd_notify::notify(&[NotifyState::Ready, NotifyState::Status("standing by")]);
     }
     let opens = tokio::task::spawn_blocking(move || {
         let waits = Waits::Until { is_over: &|| is_over.load(Ordering::Relaxed), lost };

@@ -45,6 +45,11 @@ fn the_manager_is_told_when_the_server_is_ready_and_when_it_stops() {
     // ExecReload: another certificate for new connections, and those that are open go on.
     kill(lab.server.as_ref().unwrap().id(), "-HUP");
     wait_for("the certificate is not renewed", || shown(&lab, "a") != before);
+    let reloading = manager.told();
+    assert_eq!(reloading[0], "RELOADING=1");
+    let at: u64 = reloading[1].strip_prefix("MONOTONIC_USEC=").unwrap().parse().unwrap();
+    assert!(at > 0 && reloading.len() == 2);
+    assert_eq!(manager.told(), ["READY=1"]);
     a.write("f", "two").unwrap();
     assert_eq!(a.run("ls store/v").code(63).out, "", "in use: the mount has its session");
     a.umount().ok();
