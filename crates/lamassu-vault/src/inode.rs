@@ -312,16 +312,17 @@ impl NodeTable {
         Ok(self.count(known, parent, name, st, object))
     }
 
-    /// An object has one node. Another inode that had this object before loses it, unless it is open; its node goes to
-    /// the new inode where a host may have copied the file (rule R9 of `docs/sharing.md`).
+    /// An object has one node. Another inode that had this object before loses it, unless it is open. Where hosts copy
+    /// files (rule R9 of `docs/sharing.md`), the node goes to the new inode instead. A crash may leave both, under
+    /// different names: then an open file stays what it is, and what its other names lead to.
     fn make_way_for(&mut self, object: ObjectId, st: &Stat) -> std::result::Result<Option<Ino>, Met> {
         let Some(before) = self.by_object.get(&object).copied() else { return Ok(None) };
         let is_open = self.nodes.get(&before).is_some_and(|n| n.kind == Kind::File && n.pins > 0);
+        if self.are_copied && ((is_open && st.kind == Kind::File) || self.follows(before, st)) {
+            return Ok(Some(before));
+        }
         if is_open || before == ROOT {
             return Err(Met::OtherObject);
-        }
-        if self.are_copied && self.follows(before, st) {
-            return Ok(Some(before));
         }
         self.bury(before);
         Ok(None)

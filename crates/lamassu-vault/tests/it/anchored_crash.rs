@@ -3,6 +3,7 @@
 use crate::common;
 
 mod barriers;
+mod takeover;
 
 use common::anchored::*;
 use common::*;

@@ -146,6 +146,8 @@ pub struct Watched {
     pub table: MemoryTable,
     pub store: Arc<CrashBackend>,
     pub states: Mutex<Vec<(usize, MemoryTable)>>,
+    /// As if from a server: another host may have written.
+    is_served: bool,
 }
 
 impl Watched {
@@ -154,7 +156,11 @@ impl Watched {
     }
 
     pub fn of(table: MemoryTable, store: &Arc<CrashBackend>) -> Arc<Watched> {
-        Arc::new(Watched { table, store: store.clone(), states: Mutex::default() })
+        Arc::new(Watched { table, store: store.clone(), states: Mutex::default(), is_served: false })
+    }
+
+    pub fn served(table: MemoryTable, store: &Arc<CrashBackend>) -> Arc<Watched> {
+        Arc::new(Watched { table, store: store.clone(), states: Mutex::default(), is_served: true })
     }
 }
 
@@ -169,6 +175,9 @@ impl Table for Watched {
         self.table.commit(changes)?;
         self.states.lock().push((self.store.position(), self.table.clone()));
         Ok(())
+    }
+    fn may_end(&self) -> bool {
+        self.is_served
     }
 }
 

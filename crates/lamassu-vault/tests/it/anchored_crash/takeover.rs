@@ -1,0 +1,130 @@
+//! A file that another host left open is taken over (rule R9 of `docs/sharing.md`), with a crash of host and store at
+//! every step.
+
+use super::*;
+use lamassu_store::BackendFile;
+
+const BLOCK: usize = 4096;
+const NAMES: [&str; 2] = ["f", "d/g"];
+
+fn write_block(v: &Vault, block: usize, fill: u8) -> HandleId {
+    let handle = v.open_file(v.ino("f"), RW).unwrap();
+    v.write(handle, (block * BLOCK) as u64, &[fill; BLOCK]).unwrap();
+    handle
+}
+
+/// The first byte of each of three blocks, under both names, which lead to one file.
+fn blocks(v: &Vault) -> Found<[u8; 3]> {
+    let mut seen = Vec::new();
+    for name in NAMES {
+        let attr = v.find(name).map_err(|e| format!("{name}: {e}"))?.attr;
+        let content = v.open_file(attr.ino, RO).and_then(|handle| {
+            let mut bytes = vec![0; 4 * BLOCK];
+            let read = v.read(handle, 0, &mut bytes)?;
+            v.release(handle).map(|()| bytes[..read].to_vec())
+        });
+        let content = content.map_err(|e| format!("{name}: {e}"))?;
+        is(content.len() == 3 * BLOCK, || format!("{name} has {} bytes", content.len()))?;
+        let of = |block: usize| &content[block * BLOCK..][..BLOCK];
+        is((0..3).all(|block| of(block).iter().all(|byte| *byte == of(block)[0])), || format!("{name} is torn"))?;
+        seen.push((attr.ino, [0, 1, 2].map(|block| of(block)[0])));
+    }
+    is(seen[0] == seen[1], || format!("two names, two files: {seen:?}"))?;
+    Ok(seen[0].1)
+}
+
+/// The file of the store that has two names.
+fn inode_of_f(root: &dyn BackendDir) -> Arc<dyn BackendFile> {
+    let names = root.read_dir().unwrap().into_iter().map(|entry| entry.name);
+    let files = names.filter_map(|name| root.open_file(&name, true).ok());
+    files.into_iter().find(|file| file.stat().unwrap().nlink == 2).unwrap()
+}
+
+/// What a host leaves that is killed: a file with two names, with synced writes, and some that are not.
+fn left_open() -> (Recipe, MemoryBackend, MemoryTable) {
+    let recipe = Recipe::default();
+    let crash = Arc::new(CrashBackend::with_granularity(recipe.block_size.into()));
+    let watched = Watched::served(MemoryTable::default(), &crash);
+    let (_, v) = Lab::over(recipe, crash.clone(), watched.clone());
+    let handle = v.new_file("f").1;
+    v.write(handle, 0, &[1; 3 * BLOCK]).unwrap();
+    v.dir("d");
+    v.link(v.ino("f"), v.ino("d"), n("g")).unwrap();
+    v.set_xattr(v.ino("f"), n("user.said"), b"of the file", SetXattr::Any).unwrap();
+    v.sync_all().unwrap();
+    v.fsync(write_block(&v, 0, 2), false).unwrap();
+    v.flush(write_block(&v, 1, 3)).unwrap();
+    std::mem::forget(v);
+    let log = crash.log();
+    let left = CrashSim::new(log.clone()).prefix(log.records().len());
+    (recipe, left, watched.table.clone())
+}
+
+#[test]
+fn a_takeover_survives_a_crash_at_every_step() {
+    let (recipe, left, table) = left_open();
+    let crash = Arc::new(CrashBackend::over(&left, recipe.block_size.into()));
+    let watched = Watched::served(table, &crash);
+    watched.states.lock().push((0, watched.table.clone()));
+    let (backend, table): (Arc<dyn Backend>, Arc<dyn Table>) = (crash.clone(), watched.clone());
+    let v = open_anchored(&recipe, &backend, &table, false).unwrap();
+    let begun = crash.position();
+    let old = inode_of_f(&*backend.root());
+    v.maintain().unwrap();
+    let taken_over = crash.position();
+    // What the killed host had sent comes late: to an inode that has durably lost its names.
+    old.write_at(0, &vec![0xaa; old.stat().unwrap().len as usize]).unwrap();
+    assert_eq!(blocks(&v).unwrap(), [2, 3, 1]);
+    let inode = v.ino("f");
+    v.fsync(write_block(&v, 2, 4), false).unwrap();
+    let synced = crash.position();
+    v.sync_all().unwrap();
+    assert_eq!(v.ino("f"), inode);
+    std::mem::forget(v);
+    assert!(taken_over > begun + 5, "the file was copied");
+    let run = Run {
+        crash,
+        watched,
+        lab: Lab { recipe, backend, table },
+        states: Vec::new(),
+        synced: Vec::new(),
+        always: Vec::new(),
+    };
+    let sim = CrashSim::new(run.crash.log());
+    let mut count = 0;
+    for (at, left) in all_of(&sim, begun) {
+        for table in run.anchors(at) {
+            let mut stores = vec![left.snapshot(), sim.at(at).least_state()];
+            stores.extend((0..8).map(|seed| sim.at(at).random_state(seed)));
+            for store in stores {
+                let _told = Told(format!("record {at}, taken over at {taken_over}, synced at {synced}"));
+                survives(&run, store, table.clone(), at >= synced);
+                count += 1;
+            }
+        }
+    }
+    assert!(count > 300, "{count}");
+}
+
+/// The next host sees what was synced, and takes over what is still left open.
+fn survives(run: &Run, store: MemoryBackend, table: MemoryTable, is_synced: bool) {
+    let crash = Arc::new(CrashBackend::over(&store, run.lab.recipe.block_size.into()));
+    let (backend, table): (Arc<dyn Backend>, Arc<dyn Table>) = (crash.clone(), Watched::served(table, &crash));
+    run.look(&backend, &table).unwrap();
+    let v = open_anchored(&run.lab.recipe, &backend, &table, false).unwrap();
+    let now = blocks(&v).unwrap();
+    assert!(now[0] == 2 && matches!(now[1], 1 | 3) && matches!(now[2], 1 | 4), "{now:?}");
+    assert!(now[2] == 4 || !is_synced, "{now:?}, and the last block was acknowledged");
+    v.maintain().unwrap();
+    assert_eq!(blocks(&v).unwrap(), now);
+    let said = v.get_xattr(v.ino("d/g"), n("user.said")).unwrap();
+    assert_eq!(said, b"of the file");
+    v.close().unwrap();
+    let v = open_anchored(&run.lab.recipe, &backend, &table, false).unwrap();
+    assert_eq!((blocks(&v).unwrap(), v.find("f").unwrap().attr.nlink), (now, 2));
+    v.clean();
+    v.close().unwrap();
+    let root = backend.root();
+    let staging = root.open_dir(n("lamassu.staging")).unwrap();
+    assert!(staging.read_dir().unwrap().is_empty(), "nothing is left of the copy");
+}
