@@ -1,6 +1,7 @@
 //! What the anchor learns of a file, and when (`docs/freshness.md`, A1, A4 to A7, A9). In an unanchored vault nothing
 //! here does anything.
 
+use super::File;
 use super::primitives::Core;
 use super::recover::keep_bits;
 use super::state::{Mark, State};
@@ -17,6 +18,13 @@ pub(super) enum Outlook {
     GoesOn,
     /// It should become clean if possible.
     Rests,
+}
+
+impl File {
+    /// Whether something was written that no commit of the anchor has, not even one that is queued.
+    pub fn has_uncommitted(&self) -> bool {
+        self.is_dirty() || self.core.fresh.as_ref().is_none_or(|fresh| fresh.has_written())
+    }
 }
 
 impl Core {

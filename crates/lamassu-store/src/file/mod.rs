@@ -463,11 +463,6 @@ impl File {
         self.core.is_dirty()
     }
 
-    /// Whether something was written that no commit of the anchor has, not even one that is queued.
-    pub fn has_uncommitted(&self) -> bool {
-        self.is_dirty() || self.core.fresh.as_ref().is_none_or(|fresh| fresh.has_written())
-    }
-
     /// Bytes of memory that buffered blocks take.
     pub fn dirty_len(&self) -> u64 {
         self.core.published_buffered().max(self.chunk_len.load(Ordering::Relaxed) as u64)
