@@ -21,7 +21,7 @@ from demolib.network import serve_ssh
 from demolib.schemes import write_secret
 from demolib.shell import DemoError, Undo, have, run, say
 
-from . import measure, small_files
+from . import locks, measure, small_files
 
 PORT = 7433
 
@@ -48,15 +48,17 @@ def run_all(bench):
     if not possible():
         raise DemoError(f"several hosts take root and {', '.join(TOOLS)}")
     archive, files, size = small_files.make_archive(bench)
-    file_mib, samples = bench.size(256, 4), []
+    file_mib, samples, locked = bench.size(256, 4), [], []
     with Undo() as undo:
         place = Place(undo, bench, wanted(bench), sshfs=has_sshfs(bench))
         for number, name in measure.alternating(list(place.systems), bench.runs, bench.minutes):
             found = list(place.passes(name, archive, file_mib))
             samples += [s | {"system": name, "run": number} for s in found]
+            locked += [s | {"run": number} for s in locks.passes(place, name)]
             say(f"shared, run {number + 1} of {bench.runs}, {name}: " + ", ".join(f"{s['workload']} {s['value']}" for s in found))
     units = {**dict.fromkeys(small_files.commands(archive), "s"), **{f[0]: "MB/s" for f in FILE}, "hand-over": "ms", **dict.fromkeys(AT_ONCE, "s")}
-    return {"files": files, "bytes": size, "size_mib": file_mib, "runs": 1 + samples[-1]["run"], "store": "tmpfs", "units": units, "samples": samples}
+    return {"files": files, "bytes": size, "size_mib": file_mib, "runs": 1 + samples[-1]["run"], "store": "tmpfs", "units": units, "samples": samples,
+            "locks": {"units": locks.UNITS, "samples": locked}}
 
 
 def wanted(bench):

@@ -77,6 +77,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "tree_records", run: merkle::tree_records },
     Target { name: "join_token", run: sharing::join_token },
     Target { name: "leases", run: sharing::leases },
+    Target { name: "lock_answers", run: sharing::lock_answers },
     Target { name: "alert_finding", run: alerts::alert_finding },
     Target { name: "served_keys", run: served::served_keys },
     Target { name: "policy", run: policy::policy },

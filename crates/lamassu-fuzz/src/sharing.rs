@@ -2,14 +2,17 @@
 //!
 //! The messages of several sessions go to the state machine that grants leases, as the server hands them on. Whatever
 //! they say, no two sessions hold what conflicts, what is durable is enough to go on from, and who is silent is ended.
+//! A server's answers about locks go to a host's record of them: whatever they say, each request ends once.
 
 use lamassu_anchor::head::Head;
+use lamassu_lease::locks::{Asked, Holder, Lock, LockKey, LockKind, Range};
 use lamassu_lease::server::{Durable, Server, Step};
-use lamassu_lease::{Call, Millis, Mode, Object, Reply, SessionId, Terms};
+use lamassu_lease::{Call, Millis, Mode, Object, Reply, RequestNo, SessionId, Terms};
 use lamassu_rpc::convert::{from_call, from_reply, head_of_grant, to_call, to_reply};
 use lamassu_rpc::proto;
 use lamassu_rpc::token::Token;
 use prost::Message;
+use std::collections::BTreeSet;
 
 /// Sessions beside those that end.
 const SESSIONS: u8 = 3;
@@ -65,8 +68,7 @@ pub fn leases(input: &[u8]) {
                 rest = after;
                 let Ok(up) = proto::Up::decode(message) else { continue };
                 let Ok(call) = to_call(up) else { continue };
-                let of = proto::Of { vault: vec![1; 16], session: 1 };
-                assert_eq!(to_call(from_call(&call, of)), Ok(call.clone()), "a call comes back");
+                comes_back(&call);
                 server.call(sessions[usize::from(*who) % sessions.len()], call, now)
             }
         };
@@ -93,8 +95,85 @@ pub fn leases(input: &[u8]) {
     assert_eq!(server.mode_of(session, Object(1)), Some(Mode::Exclusive));
 }
 
+/// A byte that says what happens: a program asks, cancels or gives up, the session reconnects or ends, the server
+/// answers. For a request two bytes more, its range; for an answer its length, and the message.
+pub fn lock_answers(input: &[u8]) {
+    let (mut holder, mut waiting) = (Holder::default(), BTreeSet::new());
+    let mut rest = input;
+    while let Some((what, after)) = rest.split_first() {
+        rest = after;
+        let request = RequestNo((what / 8).into());
+        match what % 8 {
+            0 => {
+                let ended = holder.session_ended();
+                let ended: BTreeSet<_> = ended.into_iter().map(|answered| answered.request).collect();
+                assert_eq!(ended, std::mem::take(&mut waiting), "all requests end with the session");
+            }
+            1 => reports(&mut holder, &waiting),
+            2 => {
+                assert!(holder.cancel(request).is_none() || waiting.contains(&request), "only what waits is cancelled")
+            }
+            3 => assert_eq!(holder.abandon(request), waiting.remove(&request), "only what waits is given up"),
+            4 | 5 => {
+                let Some(([first, len], after)) = rest.split_first_chunk() else { return };
+                rest = after;
+                if let Ok((request, call)) = holder.ask(asked(*what, *first, *len)) {
+                    comes_back(&call);
+                    assert!(waiting.insert(request), "each request has a number of its own");
+                }
+            }
+            _ => {
+                let Some((len, after)) = rest.split_first() else { return };
+                let (message, after) = after.split_at(after.len().min((*len).into()));
+                rest = after;
+                let Ok(down) = proto::Down::decode(message) else { continue };
+                let _ = head_of_grant(&down);
+                let Ok(reply) = to_reply(down) else { continue };
+                assert_eq!(to_reply(from_reply(&reply, HEAD)).as_ref(), Ok(&reply), "a reply comes back");
+                let Reply::Lock { request, answer } = reply else { continue };
+                if let Some(answered) = holder.answer(request, answer) {
+                    assert!(waiting.remove(&answered.request), "each request ends once");
+                }
+            }
+        }
+    }
+    reports(&mut holder, &waiting);
+}
+
+fn asked(what: u8, first: u8, len: u8) -> Asked {
+    let (waits, is_whole, is_exclusive) = (what & 8 != 0, what & 16 != 0, what & 32 != 0);
+    let kind = if is_whole { LockKind::Whole } else { LockKind::Range };
+    let range = Range::new(first.into(), u64::from(first) + u64::from(len));
+    let range = range.filter(|_| !is_whole).unwrap_or(Range::ALL);
+    let mode = if is_exclusive { Mode::Exclusive } else { Mode::Shared };
+    let key = LockKey { file: Object(1), kind, owner: (what >> 6).into() };
+    match (what % 8, waits) {
+        (4, _) => Asked::Lock { lock: Lock { key, range, mode, pid: 1 }, handle: 5, waits },
+        (_, true) => Asked::Unlock { key, range },
+        (_, false) => Asked::Test { lock: Lock { key, range, mode, pid: 1 } },
+    }
+}
+
+/// A new connection: its messages reach the server, and make again what waits.
+fn reports(holder: &mut Holder, waiting: &BTreeSet<RequestNo>) {
+    let (locks, again) = holder.resumed();
+    let of = |call: &Call| match call {
+        Call::Lock { request, .. } | Call::Unlock { request, .. } | Call::TestLock { request, .. } => Some(*request),
+        _ => None,
+    };
+    assert!(again.iter().filter_map(of).eq(waiting.iter().copied()), "what waits is asked for again");
+    again.iter().for_each(comes_back);
+    comes_back(&Call::Resume { held: Vec::new(), locks });
+    assert!(!holder.must_report());
+}
+
+fn comes_back(call: &Call) {
+    let of = proto::Of { vault: vec![1; 16], session: 1 };
+    assert_eq!(to_call(from_call(call, of)).as_ref(), Ok(call), "a call comes back");
+}
+
 fn acquire() -> Call {
-    Call::Acquire { request: lamassu_lease::RequestNo(1), object: Object(1), mode: Mode::Exclusive }
+    Call::Acquire { request: RequestNo(1), object: Object(1), mode: Mode::Exclusive }
 }
 
 fn take(durable: &mut Durable, step: &Step) {

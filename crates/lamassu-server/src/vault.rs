@@ -546,3 +546,6 @@ impl Inner {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -30,7 +30,27 @@ def shared(results, _plots):
 Server and hosts are namespaces of this machine, the store is a directory in memory. A tree of {result["files"]} files, {result["bytes"] / 1e6:.0f} MB; a file of {result["size_mib"]} MiB; {runs(result)};
 `scripts/bench shared`. A hand-over is the time in which one host has written and synced a file and the other has read it, programs and all. After it: two hosts at once, until both have ended.
 
-{figures(result)}"""
+{figures(result)}{locks(result.get("locks"))}"""
+
+
+LOCKED = {"plain": "a directory in memory", "lamassu": "one host: the kernel's locks", "shared": "`mount --shared`", "network": "the network alone"}
+
+
+def locks(result):
+    """What locks of programs cost. Results of earlier versions have none."""
+    if not result or not result["samples"]:
+        return ""
+    samples, units = result["samples"], result["units"]
+    systems = [system for system in LOCKED if system in names(samples, "system")]
+    cell = lambda s, w: number(median(by(samples, system=s, workload=w), "value")) if by(samples, system=s, workload=w) else "–"  # noqa: E731
+    rows = [[f"{w}, {units[w]}", *(cell(s, w) for s in systems)] for w in units if by(samples, workload=w)]
+    return f"""
+
+Locks of programs, exclusive, of a whole file; medians. On a mount of several hosts the server is asked for a lock and for its unlock: two messages there and back,
+which take twice as long as the network alone at least. Two hosts: both want one lock all the time, and how long one of them waited for it. sshfs has no locks among
+hosts.
+
+{table(["", *(LOCKED[s] for s in systems)], rows)}"""
 
 
 def shared_sweeps(results, _plots):

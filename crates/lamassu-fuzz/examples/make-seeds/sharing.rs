@@ -1,11 +1,12 @@
 //! Tokens, messages of sessions, reports, policies; what access proxies take.
 
 use super::Seeds;
+use lamassu_anchor::head::Head;
 use lamassu_crypto::Secret;
 use lamassu_crypto::oprf::ServerKey;
-use lamassu_lease::locks::{Lock, LockKey, LockKind, Range};
-use lamassu_lease::{Call, Grant, GrantNo, Mode, Object, RequestNo};
-use lamassu_rpc::convert::from_call;
+use lamassu_lease::locks::{Conflict, Lock, LockAnswer, LockKey, LockKind, Range};
+use lamassu_lease::{Call, Grant, GrantNo, Mode, Object, Reply, RequestNo};
+use lamassu_rpc::convert::{from_call, from_reply};
 use lamassu_rpc::proto;
 use prost::Message;
 
@@ -47,7 +48,29 @@ pub fn sharing(seeds: &mut Seeds) {
     // Time, another start, an end, a new session, and all of it again.
     let twice = [&all[..], &[0xf8, 1, 2, 3], &all[..], &[1, 0x78]].concat();
     seeds.entry("leases").or_default().extend([all, twice]);
+    lock_answers(seeds);
     findings(seeds);
+}
+
+/// Requests about locks, each with an answer.
+fn lock_answers(seeds: &mut Seeds) {
+    let range = Range::new(3, 9).expect("a range");
+    let conflict = LockAnswer::Conflict(Conflict { range, mode: Mode::Exclusive, pid: 7 });
+    let (done, dead, many) = (LockAnswer::Done, LockAnswer::Deadlock, LockAnswer::TooMany);
+    let answers = [done, conflict, LockAnswer::Cancelled, dead, many, done];
+    // A shared range, an exclusive one, a whole file twice, a test, an unlock.
+    let asked = [4, 4 | 8 | 32, 4 | 16, 4 | 8 | 16 | 32, 5, 5 | 8];
+    let mut all = Vec::new();
+    for (number, (what, answer)) in asked.into_iter().zip(answers).enumerate() {
+        let reply = Reply::Lock { request: RequestNo(number as u64), answer };
+        let message = from_reply(&reply, Head([7; 32])).encode_to_vec();
+        let one = [&[what, 3, 6, 6, message.len() as u8], &*message].concat();
+        all.extend(&one);
+        seeds.entry("lock_answers").or_default().push(one);
+    }
+    // Cancelled, reported, given up, reported; the session ends.
+    let again = [&all[..], &[4 | 8, 0, 9, 6 * 8 + 2, 1, 6 * 8 + 3, 1, 0], &all[..]].concat();
+    seeds.entry("lock_answers").or_default().extend([all, again]);
 }
 
 /// Events as hosts have them, whole and with a path or a text that is altered.

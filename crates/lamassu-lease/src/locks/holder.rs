@@ -129,6 +129,12 @@ impl Holder {
         true
     }
 
+    /// Whether a request was given up since the last report: another connection must follow, and nothing is sent by
+    /// this one.
+    pub fn must_report(&self) -> bool {
+        self.must_report
+    }
+
     /// Handles an answer of the server. `None`: nothing waits for it, or it is ignored.
     pub fn answer(&mut self, request: RequestNo, answer: LockAnswer) -> Option<Answered> {
         if self.must_report {

@@ -232,6 +232,37 @@ fn locks_outlive_the_server_and_broken_connections() {
     }
 }
 
+/// What no program expects to wait for ends soon, and the rest after two terms; a new connection says what came of it.
+#[test]
+fn requests_end_although_the_server_does_not_answer() {
+    let lab = Lab::new();
+    let hosts = shared(&lab);
+    let path = hosts[0].file("data");
+    let held = open(&path);
+    held.lock().unwrap();
+    let mut waits = locking(&path);
+    thread::sleep(Duration::from_millis(500));
+    let server = Pid::from_raw(lab.server.as_ref().unwrap().id() as i32).unwrap();
+    kill_process(server, Signal::STOP).unwrap();
+    waits.kill().unwrap();
+    until("an interrupted wait ends", || waits.try_wait().unwrap().is_some());
+    let in_time = |what: &str, request: fn(&File) -> Result<(), TryLockError>| {
+        let file = held.try_clone().unwrap();
+        let request = thread::spawn(move || request(&file));
+        until(what, || request.is_finished());
+        request.join().unwrap()
+    };
+    in_time("an unlock ends", |file| file.unlock().map_err(TryLockError::Error)).unwrap();
+    let unanswered = in_time("a lock that is not waited for ends", File::try_lock);
+    assert!(matches!(unanswered, Err(TryLockError::Error(error)) if error.raw_os_error() == Some(libc::EIO)));
+    kill_process(server, Signal::CONT).unwrap();
+    let other = open(&hosts[1].file("data"));
+    until("the server knows that nobody has a lock", || other.try_lock().is_ok());
+    assert!(is_locked(&held));
+    drop((held, other));
+    gone_and_whole(&lab, &hosts);
+}
+
 /// The fencing of locks: a host that stood still has lost them, and its programs cannot use the file as if they had
 /// them.
 #[test]

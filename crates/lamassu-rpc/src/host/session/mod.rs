@@ -8,7 +8,7 @@
 mod serve;
 
 use self::serve::attend;
-use super::locks::{Done, HeldLocks, Tell};
+use super::locks::{Deadline, Done, HeldLocks, Tell};
 use super::turns::Told;
 use super::{Connection, Result, runtime};
 use crate::limits::{Forbidden, Limits};
@@ -83,6 +83,8 @@ struct Shared {
     changed: Condvar,
     /// There is a call to send, or the session is to end.
     kick: Notify,
+    /// Deadlines of requests for locks must be looked at earlier than was planned.
+    alarm: Notify,
 }
 
 struct State {
@@ -103,8 +105,8 @@ struct State {
     dropped_in: Option<Doubt>,
     /// Requests for locks that have ended with the session.
     to_tell: Tell,
-    /// A new connection is needed: the server must learn what this host has.
-    must_resume: bool,
+    /// When the deadlines of requests for locks are looked at next.
+    looks_at: Option<Instant>,
 }
 
 /// A grant of the vault.
@@ -196,7 +198,7 @@ impl Attended {
             has_caches: false,
             dropped_in: None,
             to_tell: Tell::default(),
-            must_resume: false,
+            looks_at: None,
         };
         let shared = Arc::new(Shared {
             connection: connection.clone(),
@@ -209,6 +211,7 @@ impl Attended {
             state: Mutex::new(state),
             changed: Condvar::new(),
             kick: Notify::new(),
+            alarm: Notify::new(),
         });
         shared.carry_out(&mut shared.state.lock(), vec![beat]);
         runtime()?.spawn(shared.clone().serve(said));
@@ -272,19 +275,17 @@ impl Attended {
             done(Outcome::Ended);
             return None;
         }
-        match shared.locks.ask(asked, done) {
+        let after = |time, outcome| Some(Deadline { at: Instant::now() + time, outcome });
+        let deadline = match asked {
+            Asked::Unlock { .. } => after(ANSWERED_IN, Outcome::Done),
+            Asked::Lock { waits: true, .. } => None,
+            Asked::Lock { .. } | Asked::Test { .. } => {
+                after(Duration::from_millis(2 * shared.terms.term().0), Outcome::Unanswered)
+            }
+        };
+        match shared.locks.ask(asked, deadline, done) {
             Ok((request, call)) => {
-                state.outbox.push_back(call);
-                shared.kick.notify_one();
-                drop(state);
-                let terms = Duration::from_millis(2 * shared.terms.term().0);
-                match asked {
-                    Asked::Unlock { .. } => shared.abandon_after(ANSWERED_IN, request, Outcome::Done),
-                    Asked::Lock { waits: true, .. } => {}
-                    Asked::Lock { .. } | Asked::Test { .. } => {
-                        shared.abandon_after(terms, request, Outcome::Unanswered)
-                    }
-                }
+                shared.send_in_time(&mut state, call);
                 Some(request)
             }
             Err(tell) => {
@@ -299,10 +300,10 @@ impl Attended {
     pub(super) fn cancel(&self, request: RequestNo) {
         let shared = &self.0;
         let state = &mut shared.state.lock();
-        let Some(call) = shared.locks.cancel(request) else { return };
-        state.outbox.push_back(call);
-        shared.kick.notify_one();
-        shared.abandon_after(ANSWERED_IN, request, Outcome::Cancelled);
+        let deadline = Deadline { at: Instant::now() + ANSWERED_IN, outcome: Outcome::Cancelled };
+        if let Some(call) = shared.locks.cancel(request, deadline) {
+            shared.send_in_time(state, call);
+        }
     }
 
     /// Ends the session. The server is told, if it answers soon. Nothing is read or written by the session afterwards.
@@ -511,23 +512,14 @@ impl Shared {
         self.tell();
     }
 
-    /// Gives a request up after a time, if it was not answered: the program is told `outcome`, and a new connection
-    /// reports what this host has.
-    fn abandon_after(self: &Arc<Self>, time: Duration, request: RequestNo, outcome: Outcome) {
-        let shared = self.clone();
-        let Ok(runtime) = runtime() else { return };
-        runtime.spawn(async move {
-            tokio::time::sleep(time).await;
-            let tell = {
-                let mut state = shared.state.lock();
-                let tell = shared.locks.abandon(request, outcome);
-                state.must_resume |= tell.is_some();
-                tell
-            };
-            if let Some(tell) = tell {
-                shared.kick.notify_one();
-                tell.all();
-            }
-        });
+    /// Sends a call whose answer may have a deadline.
+    fn send_in_time(&self, state: &mut State, call: Call) {
+        state.outbox.push_back(call);
+        self.kick.notify_one();
+        let nearest = self.locks.nearest_deadline();
+        if let Some(nearest) = nearest.filter(|nearest| state.looks_at.is_none_or(|planned| *nearest < planned)) {
+            state.looks_at = Some(nearest);
+            self.alarm.notify_one();
+        }
     }
 }

@@ -2,6 +2,7 @@
 //! the session.
 
 use super::{AGAIN_AFTER, Given, LEAVE_TIMEOUT, Shared, State, VAULT};
+use crate::host::locks::Tell;
 use crate::host::{Connection, Result};
 use crate::limits::Limits;
 use crate::protocol::SPOKEN;
@@ -10,8 +11,9 @@ use lamassu_anchor::{AnchorError, ServerFault};
 use lamassu_lease::client::Do;
 use lamassu_lease::{Call, Reply};
 use std::collections::VecDeque;
+use std::convert::Infallible;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
@@ -90,6 +92,41 @@ impl Shared {
 
     /// Serves until the session has ended.
     pub(super) async fn serve(self: Arc<Shared>, first: Said) {
+        tokio::select! {
+            () = self.exchange(first) => {}
+            never = self.keep_deadlines() => match never {},
+        }
+    }
+
+    /// Gives up requests for locks at their deadlines, whether there is a connection or not. One timer is for all of
+    /// them: nearly all are answered long before. An ended session has none, and those of the next one are not its own.
+    async fn keep_deadlines(&self) -> Infallible {
+        loop {
+            let (tell, next) = {
+                let mut state = self.state.lock();
+                let tell = if state.is_lost { Tell::default() } else { self.locks.give_up_overdue(Instant::now()) };
+                state.looks_at = self.locks.nearest_deadline().filter(|_| !state.is_lost);
+                (tell, state.looks_at)
+            };
+            if !tell.is_empty() {
+                self.kick.notify_one();
+                tell.all();
+            }
+            let at_next = async {
+                match next {
+                    Some(next) => tokio::time::sleep_until(next.into()).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = at_next => {}
+                () = self.alarm.notified() => {}
+            }
+        }
+    }
+
+    /// Exchanges messages until the session has ended.
+    async fn exchange(&self, first: Said) {
         let (mut said, mut is_warned) = (Some(first), false);
         loop {
             if let Some((up, down)) = said.take() {
@@ -104,7 +141,6 @@ impl Shared {
                     return;
                 }
                 state.outbox.clear();
-                state.must_resume = false;
                 let (locks, again) = self.locks.resumed();
                 let dos = state.client.connected(locks);
                 self.carry_out(&mut state, dos);
@@ -170,7 +206,7 @@ impl Shared {
                 let call = {
                     let mut state = self.state.lock();
                     // A session that ends says so by this connection.
-                    if state.must_resume && !state.is_leaving {
+                    if self.locks.must_report() && !state.is_leaving {
                         return;
                     }
                     state.outbox.pop_front()
