@@ -15,7 +15,7 @@ use lamassu_anchor::AnchorError;
 use lamassu_format::name::COMPANION_PREFIX;
 use lamassu_store::backend::Stat;
 use lamassu_store::{BackendDir, BackendFile, File};
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -29,9 +29,8 @@ struct Copy {
     dir: Arc<dyn BackendDir>,
     /// The directory's name.
     dir_name: OsString,
-    name: OsString,
-    /// The name of a further link.
-    spare: OsString,
+    /// Its names: as many as the file has.
+    names: Vec<OsString>,
     file: Arc<dyn BackendFile>,
 }
 
@@ -62,25 +61,31 @@ impl Vault {
         let Some(_pass) = self.gate.try_enter().filter(|_| !self.closed.load(Ordering::Acquire)) else {
             return Ok(old);
         };
-        let copy = match self.copy_left_open(anchored, ino, &old) {
-            Ok(copy) => copy,
-            Err(error) => {
+        let mut placed = 0;
+        let done = self.copy_left_open(anchored, ino, &old).and_then(|copy| {
+            let done = self.put_in_place(anchored, ino, &copy, &mut placed);
+            drop(copy.dir);
+            self.drop_staged_dir(&copy.dir_name);
+            done.map(|()| copy.file)
+        });
+        match done {
+            Ok(new) => {
+                tracing::info!(file = self.tag(ino), "taken over from a host whose session ended");
+                Ok(new)
+            }
+            // Nothing has changed.
+            Err(error) if placed == 0 => {
                 tracing::warn!(
                     file = self.tag(ino),
                     %error,
                     "another host left this file open, and it cannot be copied: if the store still has writes of that \
                      host in transit, they may destroy what is written now (that would be reported)"
                 );
-                return Ok(old);
+                Ok(old)
             }
-        };
-        let placed = self.put_in_place(anchored, ino, &copy);
-        let Copy { dir, dir_name, file, .. } = copy;
-        drop(dir);
-        self.drop_staged_dir(&dir_name);
-        placed?;
-        tracing::info!(file = self.tag(ino), "taken over from a host whose session ended");
-        Ok(file)
+            // It is still open by its row, so the next attempt begins anew.
+            Err(error) => Err(error),
+        }
     }
 
     fn copy_left_open(&self, anchored: &Anchored, ino: Ino, from: &Arc<dyn BackendFile>) -> Result<Copy> {
@@ -91,16 +96,17 @@ impl Vault {
         self.must_be_its_own_content(ino, &shown, |_| false)?;
         let object = self.object_of(ino);
         // Not by the inode: a takeover that a crash cut off has left two.
-        if anchored.anchor.row(object)?.links > 1 {
+        let links = anchored.anchor.row(object)?.links;
+        if links > 1 {
             for place in anchored.anchor.names_of(object)? {
                 let found = self.reach(anchored, place)?;
                 self.forget(found, 1);
             }
         }
         let (dir, dir_name) = self.staged_dir()?;
-        let [name, spare] = ["1", "2"].map(|number| OsString::from(format!("{COMPANION_PREFIX}{number}")));
-        match copied(&**from, &st, &*dir, &name) {
-            Ok(file) => Ok(Copy { dir, dir_name, name, spare, file }),
+        let names: Vec<_> = (1..=links).map(|number| format!("{COMPANION_PREFIX}{number}").into()).collect();
+        match copied(&**from, &st, &*dir, &names) {
+            Ok(file) => Ok(Copy { dir, dir_name, names, file }),
             Err(error) => {
                 drop(dir);
                 self.drop_staged_dir(&dir_name);
@@ -109,8 +115,8 @@ impl Vault {
         }
     }
 
-    /// Gives a copy all names of its original, durably.
-    fn put_in_place(&self, anchored: &Anchored, ino: Ino, copy: &Copy) -> Result<()> {
+    /// Gives a copy all names of its original, durably. `placed`: how many it has.
+    fn put_in_place(&self, anchored: &Anchored, ino: Ino, copy: &Copy, placed: &mut usize) -> Result<()> {
         {
             let _tree = self.tree.write();
             let (links, id, object) = {
@@ -131,13 +137,13 @@ impl Vault {
                     Err(error) => return Err(io("stat")(error)),
                 }
             }
-            if places.is_empty() {
+            // A name that stayed with the old inode would be called stale.
+            if places.is_empty() || places.len() != copy.names.len() {
                 return Err(VaultError::Stale);
             }
-            for (dir, name) in &places {
-                let held = copy.dir.hold(&copy.name).map_err(io("hold"))?;
-                held.link(&*copy.dir, &copy.spare).map_err(io("link"))?;
-                replace(&*copy.dir, &copy.spare, &*dir.handle, name)?;
+            for ((dir, to), from) in places.iter().zip(&copy.names) {
+                replace(&*copy.dir, from, &*dir.handle, to)?;
+                *placed += 1;
             }
             let st = copy.file.stat().map_err(io("stat"))?;
             self.nodes.lock().exchanged(id, StoreId::from(&st));
@@ -147,8 +153,9 @@ impl Vault {
     }
 }
 
-/// A durable copy of a file, with its attributes, owner, mode and times, under a name of a directory.
-fn copied(from: &dyn BackendFile, st: &Stat, dir: &dyn BackendDir, name: &OsStr) -> Result<Arc<dyn BackendFile>> {
+/// A durable copy of a file, with its attributes, owner, mode and times, under names of a directory.
+fn copied(from: &dyn BackendFile, st: &Stat, dir: &dyn BackendDir, names: &[OsString]) -> Result<Arc<dyn BackendFile>> {
+    let Some((name, more)) = names.split_first() else { return Err(VaultError::Stale) };
     let to = dir.create_file(name).map_err(io("create a copy"))?;
     if !to.share_all(from).map_err(io("share the blocks of a file"))? {
         copy_data(from, st.len, &*to)?;
@@ -163,6 +170,9 @@ fn copied(from: &dyn BackendFile, st: &Stat, dir: &dyn BackendDir, name: &OsStr)
     to.set_mode(st.mode).map_err(io("set the mode"))?;
     to.set_times(SetTime::At(st.atime), SetTime::At(st.mtime)).map_err(io("set times"))?;
     to.sync_all().map_err(io("sync a copy"))?;
+    for other in more {
+        dir.hold(name).and_then(|held| held.link(dir, other)).map_err(io("link"))?;
+    }
     Ok(to)
 }
 
