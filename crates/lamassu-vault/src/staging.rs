@@ -462,7 +462,9 @@ impl Staging {
     fn clear(&self, name: &OsStr) -> stdio::Result<()> {
         let st = self.dir.stat_entry(name)?;
         // A directory gets its owner before it is moved to its place: so if it is empty, it may be deleted.
-        if !is_put_here(name) || (st.uid != self.made.uid && !is_random(name, "")) {
+        // A probe is given to another user for a moment.
+        let has_owner = st.uid == self.made.uid || (st.uid == NOBODY && is_random(name, PROBE_PREFIX));
+        if !is_put_here(name) || (!has_owner && !is_random(name, "")) {
             return Err(stdio::Error::from_raw_os_error(libc::EPERM));
         }
         match st.kind {
@@ -536,6 +538,19 @@ mod tests {
         let (kept, forced) = (made(true), made(false));
         assert!(kept.may_be(&st(7, 0o700)) && !kept.may_be(&st(7, 0o755)) && !kept.may_be(&st(8, 0o700)));
         assert!(forced.may_be(&st(7, 0o755)) && !forced.may_be(&st(8, 0o755)));
+    }
+
+    /// A kill in between leaves the probe with the owner that it was given.
+    #[test]
+    fn a_probe_that_was_left_is_cleared() {
+        let dir = MemoryBackend::new().root();
+        let uid = dir.stat().unwrap().uid;
+        let staging = Staging { dir: dir.clone(), made: Made { uid, keeps_owners: true, keeps_modes: true } };
+        let name = OsString::from(format!("{PROBE_PREFIX}00112233445566778899aabbccddeeff"));
+        for (owner, is_cleared) in [(uid, true), (NOBODY, true), (NOBODY - 1, false)] {
+            dir.create_file(&name).unwrap().set_owner(Some(owner), None).unwrap();
+            assert_eq!(staging.clear(&name).is_ok(), is_cleared, "{owner}");
+        }
     }
 
     #[test]

@@ -43,6 +43,7 @@ impl Vault {
             let nodes = self.nodes.lock();
             (nodes.links(ino), nodes.id(ino).ok_or(VaultError::Stale)?)
         };
+        let mut others = Vec::new();
         for link in links {
             let dir = match self.dir(link.parent) {
                 Err(VaultError::Stale) => continue,
@@ -50,12 +51,14 @@ impl Vault {
             };
             match dir.handle.stat_entry(&link.name) {
                 Ok(st) if id.is_of(&st) => return Ok((dir, link.name.into_os_string(), st)),
-                Ok(st) if self.is_taken_over(ino, &dir, &link.name, &st)? => {
-                    return Ok((dir, link.name.into_os_string(), st));
-                }
-                Ok(_) => {}
+                Ok(st) => others.push((dir, link.name.into_os_string(), st)),
                 Err(e) if is_not_found(&e) => {}
                 Err(e) => return Err(io("stat")(e)),
+            }
+        }
+        for (dir, name, st) in others {
+            if self.is_taken_over(ino, &dir, &name, &st)? {
+                return Ok((dir, name, st));
             }
         }
         self.refuse_missing(ino)?;

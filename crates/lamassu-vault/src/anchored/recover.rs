@@ -16,8 +16,8 @@ use crate::record::remove_companion;
 use crate::stored::{is_entry_empty, rename_no_replace};
 use crate::symlink;
 use crate::{RenameMode, Result, Vault, VaultError};
-use lamassu_anchor::row::{Intent, Over};
-use lamassu_anchor::{EntryPlace, EntryRow};
+use lamassu_anchor::row::{Content, Intent, Over};
+use lamassu_anchor::{EntryPlace, EntryRow, ObjectId, Token};
 use lamassu_format::name::{Stored, classify, companion_name};
 use lamassu_store::BackendDir;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -304,7 +304,7 @@ impl Vault {
     /// # Errors
     /// [`VaultError::Anchor`]. A file that cannot be recovered is reported, and is an error when it is opened.
     pub(crate) fn recover_some(&self) -> Result<()> {
-        self.recover_next().map(drop)
+        self.recover_next(RECOVERED_AT_ONCE).map(drop)
     }
 
     /// Recovers files that earlier writers left open, until a time has passed. Others are recovered when they are
@@ -314,14 +314,14 @@ impl Vault {
     /// As [`Vault::maintain`].
     pub(crate) fn recover_for(&self, time: Duration) -> Result<()> {
         let until = Instant::now() + time;
-        while Instant::now() < until && self.recover_next()? {}
+        while Instant::now() < until && self.recover_next(1)? {}
         Ok(())
     }
 
     /// False: there are none left.
-    fn recover_next(&self) -> Result<bool> {
+    fn recover_next(&self, most: usize) -> Result<bool> {
         let Some(anchored) = &self.anchored else { return Ok(false) };
-        let next = anchored.next_open(RECOVERED_AT_ONCE)?;
+        let next = anchored.next_open(most)?;
         for place in &next {
             if let Err(error) = self.recover_file(anchored, *place) {
                 tracing::warn!(dir = place.dir.0, %error, "a file that a crash left open could not be recovered");
@@ -342,11 +342,11 @@ impl Vault {
     }
 
     /// The node of the object recorded at a place, with a reference.
-    pub(super) fn reach(&self, anchored: &Anchored, place: EntryPlace) -> Result<crate::Ino> {
+    fn reach(&self, anchored: &Anchored, place: EntryPlace) -> Result<crate::Ino> {
         let mut way = vec![place];
-        while let Some(last) = way.last().copied().filter(|last| last.dir != lamassu_anchor::ObjectId::ROOT) {
+        while let Some(last) = way.last().copied().filter(|last| last.dir != ObjectId::ROOT) {
             let row = anchored.anchor.row(last.dir)?;
-            let lamassu_anchor::row::Content::Dir { parent, name, .. } = row.content else {
+            let Content::Dir { parent, name, .. } = row.content else {
                 return Err(VaultError::NotDirectory);
             };
             way.push(EntryPlace { dir: parent, name });
@@ -366,13 +366,63 @@ impl Vault {
     }
 
     fn step_to(&self, anchored: &Anchored, parent: crate::Ino, place: EntryPlace) -> Result<crate::Ino> {
+        let found = self.met_in(anchored, parent, place.dir, &HashSet::from([place.name]))?;
+        found.first().copied().ok_or(VaultError::NotFound)
+    }
+
+    /// The nodes of entries of a directory, which is this object, each with a reference. Names that the store does not
+    /// show are left out.
+    fn met_in(
+        &self,
+        anchored: &Anchored,
+        parent: crate::Ino,
+        object: ObjectId,
+        names: &HashSet<Token>,
+    ) -> Result<Vec<crate::Ino>> {
         let _tree = self.tree.read();
         let _names = self.names_of(parent).read();
         let dir = self.dir(parent)?;
+        if dir.object != object {
+            return Err(VaultError::Stale);
+        }
         let listed = dir.handle.read_dir().map_err(io("list a directory"))?;
-        let is_it = |name: &OsStr| anchored.place(dir.object, name) == place;
-        let found = listed.into_iter().find(|entry| is_it(&entry.name)).ok_or(VaultError::NotFound)?;
-        let st = self.shown(&dir, &found.name)?.ok_or(VaultError::NotFound)?;
-        self.referenced(&dir, &found.name, &st).map(|(found, _)| found.ino)
+        let mut met = Vec::new();
+        for entry in listed.iter().filter(|entry| names.contains(&anchored.place(object, &entry.name).name)) {
+            let found = match self.shown(&dir, &entry.name) {
+                Ok(Some(st)) => self.referenced(&dir, &entry.name, &st),
+                Ok(None) => continue,
+                Err(error) => Err(error),
+            };
+            match found {
+                Ok((found, _)) => met.push(found.ino),
+                Err(error) => {
+                    met.iter().for_each(|ino| self.forget(*ino, 1));
+                    return Err(error);
+                }
+            }
+        }
+        Ok(met)
+    }
+
+    /// Lets the node of a file have all its names. Each directory is listed once.
+    pub(super) fn meet_all_names(&self, anchored: &Anchored, object: ObjectId) -> Result<()> {
+        let mut names: BTreeMap<ObjectId, HashSet<Token>> = BTreeMap::new();
+        for place in anchored.anchor.names_of(object)? {
+            names.entry(place.dir).or_default().insert(place.name);
+        }
+        for (dir, names) in names {
+            let row = if dir == ObjectId::ROOT { None } else { Some(anchored.anchor.row(dir)?) };
+            let parent = match row.map(|row| row.content) {
+                None => crate::ROOT,
+                Some(Content::Dir { parent, name, .. }) => self.reach(anchored, EntryPlace { dir: parent, name })?,
+                Some(_) => return Err(VaultError::NotDirectory),
+            };
+            let met = self.met_in(anchored, parent, dir, &names);
+            if parent != crate::ROOT {
+                self.forget(parent, 1);
+            }
+            met?.into_iter().for_each(|ino| self.forget(ino, 1));
+        }
+        Ok(())
     }
 }

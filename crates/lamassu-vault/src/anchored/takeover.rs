@@ -7,7 +7,8 @@
 
 use super::Anchored;
 use super::shown_attrs;
-use crate::error::{io, is_not_found};
+use crate::dirs::Dir;
+use crate::error::io;
 use crate::inode::StoreId;
 use crate::stored::replace;
 use crate::{Ino, Kind, Result, SetTime, Vault, VaultError};
@@ -15,13 +16,31 @@ use lamassu_anchor::AnchorError;
 use lamassu_format::name::COMPANION_PREFIX;
 use lamassu_store::backend::Stat;
 use lamassu_store::{BackendDir, BackendFile, File};
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
-/// Bytes that are copied at most if the store cannot share them: meanwhile other hosts wait for the vault. A file with
-/// more keeps its inode.
-const COPIED_MAX: u64 = 256 << 20;
+/// Limits of what is copied: other hosts wait for the vault meanwhile, and this one loses it if it takes too long. A file
+/// beyond them keeps its inode.
+struct Limits {
+    /// Bytes, if the store cannot share them.
+    bytes: u64,
+    /// For copying them.
+    time: Duration,
+}
+
+/// Of a file with one name.
+const OF_ONE: Limits = Limits { bytes: 256 << 20, time: Duration::from_secs(2) };
+/// Of a file with several. A takeover that is cut off between two names leaves them on two inodes, and must not be given
+/// up then. So the only limits are those that are the same for the next host.
+const OF_SEVERAL: Limits = Limits { bytes: 16 << 20, time: Duration::MAX };
+/// Most names.
+const NAMES_MAX: u64 = 256;
+/// Bytes between two looks at the clock.
+const PIECE_LEN: u64 = 1 << 20;
+/// Bytes that are read at once.
+const READ_LEN: usize = 1 << 20;
 
 /// A copy of a file, in a directory of its own in the staging directory. Its names are of the kind that is cleared with
 /// that.
@@ -61,8 +80,13 @@ impl Vault {
         let Some(_pass) = self.gate.try_enter().filter(|_| !self.closed.load(Ordering::Acquire)) else {
             return Ok(old);
         };
+        let split = self.is_split(anchored, ino, &old);
+        if matches!(split, Ok(true)) {
+            self.must_match_its_row(ino, &old)?;
+        }
         let mut placed = 0;
-        let done = self.copy_left_open(anchored, ino, &old).and_then(|copy| {
+        let copied = split.and_then(|_| self.copy_left_open(anchored, ino, &old));
+        let done = copied.and_then(|copy| {
             let done = self.put_in_place(anchored, ino, &copy, &mut placed);
             drop(copy.dir);
             self.drop_staged_dir(&copy.dir_name);
@@ -95,17 +119,14 @@ impl Vault {
         let shown = File::open_with_len(self.ctx_silent.clone(), from.clone(), st.len, &self.tag(ino))?;
         self.must_be_its_own_content(ino, &shown, |_| false)?;
         let object = self.object_of(ino);
-        // Not by the inode: a takeover that a crash cut off has left two.
         let links = anchored.anchor.row(object)?.links;
-        if links > 1 {
-            for place in anchored.anchor.names_of(object)? {
-                let found = self.reach(anchored, place)?;
-                self.forget(found, 1);
-            }
+        if links > NAMES_MAX {
+            return Err(VaultError::Refused("it has too many names"));
         }
         let (dir, dir_name) = self.staged_dir()?;
         let names: Vec<_> = (1..=links).map(|number| format!("{COMPANION_PREFIX}{number}").into()).collect();
-        match copied(&**from, &st, &*dir, &names) {
+        let limits = if links > 1 { OF_SEVERAL } else { OF_ONE };
+        match copied(&**from, &st, &*dir, &names, &limits) {
             Ok(file) => Ok(Copy { dir, dir_name, names, file }),
             Err(error) => {
                 drop(dir);
@@ -119,29 +140,13 @@ impl Vault {
     fn put_in_place(&self, anchored: &Anchored, ino: Ino, copy: &Copy, placed: &mut usize) -> Result<()> {
         {
             let _tree = self.tree.write();
-            let (links, id, object) = {
-                let nodes = self.nodes.lock();
-                (nodes.links(ino), nodes.id(ino).ok_or(VaultError::Stale)?, nodes.object(ino))
-            };
-            let mut places = Vec::new();
-            for link in links {
-                let dir = self.dir(link.parent)?;
-                let recorded = anchored.anchor.entry(&anchored.place(dir.object, &link.name))?;
-                // Whichever inode is there: a crash may have left both.
-                match dir.handle.stat_entry(&link.name) {
-                    Ok(st) if st.kind == Kind::File && recorded.is_some_and(|entry| entry.object == object) => {
-                        places.push((dir, link.name));
-                    }
-                    Ok(_) => {}
-                    Err(error) if is_not_found(&error) => {}
-                    Err(error) => return Err(io("stat")(error)),
-                }
-            }
+            let id = self.nodes.lock().id(ino).ok_or(VaultError::Stale)?;
+            let places = self.places_of_node(anchored, ino)?;
             // A name that stayed with the old inode would be called stale.
             if places.is_empty() || places.len() != copy.names.len() {
                 return Err(VaultError::Stale);
             }
-            for ((dir, to), from) in places.iter().zip(&copy.names) {
+            for ((dir, to, _), from) in places.iter().zip(&copy.names) {
                 replace(&*copy.dir, from, &*dir.handle, to)?;
                 *placed += 1;
             }
@@ -151,14 +156,70 @@ impl Vault {
         }
         self.sync_store()
     }
+
+    /// The known names of a file, by the anchor, and what the store has there, whichever inode that is. The caller holds
+    /// the tree lock, or looks again.
+    fn places_of_node(&self, anchored: &Anchored, ino: Ino) -> Result<Vec<(Arc<Dir>, Box<OsStr>, Stat)>> {
+        let (links, object) = {
+            let nodes = self.nodes.lock();
+            (nodes.links(ino), nodes.object(ino))
+        };
+        let mut places = Vec::new();
+        for link in links {
+            let dir = self.dir(link.parent)?;
+            let recorded = anchored.anchor.entry(&anchored.place(dir.object, &link.name))?;
+            match self.shown(&dir, &link.name)? {
+                Some(st) if st.kind == Kind::File && recorded.is_some_and(|entry| entry.object == object) => {
+                    places.push((dir, link.name, st));
+                }
+                Some(_) | None => {}
+            }
+        }
+        Ok(places)
+    }
+
+    /// Whether the names of a file lead to several inodes: a takeover was cut off, or a hostile store has made one.
+    /// Afterwards its node has all its names.
+    fn is_split(&self, anchored: &Anchored, ino: Ino, from: &Arc<dyn BackendFile>) -> Result<bool> {
+        let object = self.object_of(ino);
+        // Not by the inode, which has one of them if there are two.
+        if !(2..=NAMES_MAX).contains(&anchored.anchor.row(object)?.links) {
+            return Ok(false);
+        }
+        self.meet_all_names(anchored, object)?;
+        let st = from.stat().map_err(io("stat"))?;
+        let _tree = self.tree.read();
+        Ok(self.places_of_node(anchored, ino)?.iter().any(|place| !place.2.is_same(&st)))
+    }
+
+    /// All names get a copy of one inode, which therefore has to be current as a whole if they lead to several. If it is
+    /// not, opening the file by this name fails, and by another it may not.
+    fn must_match_its_row(&self, ino: Ino, from: &Arc<dyn BackendFile>) -> Result<()> {
+        let len = from.stat().map_err(io("stat"))?.len;
+        let (object, tag) = (self.object_of(ino), self.tag(ino));
+        let file = File::open_object(self.ctx_silent.clone(), from.clone(), len, &tag, object)?;
+        let (mut at, mut buf) = (0, vec![0; READ_LEN]);
+        loop {
+            match file.read_at(at, &mut buf)? {
+                0 => return Ok(()),
+                read => at += read as u64,
+            }
+        }
+    }
 }
 
 /// A durable copy of a file, with its attributes, owner, mode and times, under names of a directory.
-fn copied(from: &dyn BackendFile, st: &Stat, dir: &dyn BackendDir, names: &[OsString]) -> Result<Arc<dyn BackendFile>> {
+fn copied(
+    from: &dyn BackendFile,
+    st: &Stat,
+    dir: &dyn BackendDir,
+    names: &[OsString],
+    limits: &Limits,
+) -> Result<Arc<dyn BackendFile>> {
     let Some((name, more)) = names.split_first() else { return Err(VaultError::Stale) };
     let to = dir.create_file(name).map_err(io("create a copy"))?;
     if !to.share_all(from).map_err(io("share the blocks of a file"))? {
-        copy_data(from, st.len, &*to)?;
+        copy_data(from, st.len, &*to, limits)?;
     }
     for (attr, value) in shown_attrs(|| from.list_xattr(), |attr| from.get_xattr(attr))? {
         to.set_xattr(&attr, &value, 0).map_err(io("set an attribute"))?;
@@ -177,16 +238,16 @@ fn copied(from: &dyn BackendFile, st: &Stat, dir: &dyn BackendDir, names: &[OsSt
 }
 
 /// Copies the data of a file of length `len`, and leaves its holes.
-fn copy_data(from: &dyn BackendFile, len: u64, to: &dyn BackendFile) -> Result<()> {
-    let (mut at, mut done) = (0, 0);
+fn copy_data(from: &dyn BackendFile, len: u64, to: &dyn BackendFile, limits: &Limits) -> Result<()> {
+    let (begun, mut at, mut done) = (Instant::now(), 0, 0);
     while let Some(data) = from.seek_data(at).map_err(io("seek data"))?.filter(|data| *data < len) {
         let end = from.seek_hole(data).map_err(io("seek a hole"))?.map_or(len, |hole| hole.min(len));
-        done += end - data;
-        if done > COPIED_MAX {
-            return Err(VaultError::Refused("the store cannot share its blocks, and it is too large to be copied"));
+        at = end.min(data + PIECE_LEN);
+        done += at - data;
+        if done > limits.bytes || begun.elapsed() > limits.time {
+            return Err(VaultError::Refused("the store cannot share its blocks, and to copy it takes too long"));
         }
-        to.copy_from(from, data, data, end - data).map_err(io("copy"))?;
-        at = end;
+        to.copy_from(from, data, data, at - data).map_err(io("copy"))?;
     }
     to.set_len(len).map_err(io("set the length"))
 }

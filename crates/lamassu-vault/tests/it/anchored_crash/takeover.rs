@@ -33,15 +33,15 @@ fn blocks(v: &Vault) -> Found<[u8; 3]> {
     Ok(seen[0].1)
 }
 
-/// The file of the store that has two names.
-fn inode_of_f(root: &dyn BackendDir) -> Arc<dyn BackendFile> {
+/// The file of the store that has so many names.
+fn inode_of(root: &dyn BackendDir, links: u64) -> Arc<dyn BackendFile> {
     let names = root.read_dir().unwrap().into_iter().map(|entry| entry.name);
     let files = names.filter_map(|name| root.open_file(&name, true).ok());
-    files.into_iter().find(|file| file.stat().unwrap().nlink == 2).unwrap()
+    files.into_iter().find(|file| u64::from(file.stat().unwrap().nlink) == links).unwrap()
 }
 
-/// What a host leaves that is killed: a file with two names, with synced writes, and some that are not.
-fn left_open() -> (Recipe, MemoryBackend, MemoryTable) {
+/// What a host leaves that is killed: a file with two names and `more`, with synced writes, and some that are not.
+fn left_open_with(more: usize) -> (Recipe, MemoryBackend, MemoryTable) {
     let recipe = Recipe::default();
     let crash = Arc::new(CrashBackend::with_granularity(recipe.block_size.into()));
     let watched = Watched::served(MemoryTable::default(), &crash);
@@ -51,6 +51,9 @@ fn left_open() -> (Recipe, MemoryBackend, MemoryTable) {
     v.dir("d");
     v.link(v.ino("f"), v.ino("d"), n("g")).unwrap();
     v.set_xattr(v.ino("f"), n("user.said"), b"of the file", SetXattr::Any).unwrap();
+    for number in 0..more {
+        v.link(v.ino("f"), v.ino("d"), n(&format!("more{number}"))).unwrap();
+    }
     v.sync_all().unwrap();
     v.fsync(write_block(&v, 0, 2), false).unwrap();
     v.flush(write_block(&v, 1, 3)).unwrap();
@@ -62,14 +65,14 @@ fn left_open() -> (Recipe, MemoryBackend, MemoryTable) {
 
 #[test]
 fn a_takeover_survives_a_crash_at_every_step() {
-    let (recipe, left, table) = left_open();
+    let (recipe, left, table) = left_open_with(0);
     let crash = Arc::new(CrashBackend::over(&left, recipe.block_size.into()));
     let watched = Watched::served(table, &crash);
     watched.states.lock().push((0, watched.table.clone()));
     let (backend, table): (Arc<dyn Backend>, Arc<dyn Table>) = (crash.clone(), watched.clone());
     let v = open_anchored(&recipe, &backend, &table, false).unwrap();
     let begun = crash.position();
-    let old = inode_of_f(&*backend.root());
+    let old = inode_of(&*backend.root(), 2);
     v.maintain().unwrap();
     let taken_over = crash.position();
     // What the killed host had sent comes late: to an inode that has durably lost its names.
@@ -127,4 +130,66 @@ fn survives(run: &Run, store: MemoryBackend, table: MemoryTable, is_synced: bool
     let root = backend.root();
     let staging = root.open_dir(n("lamassu.staging")).unwrap();
     assert!(staging.read_dir().unwrap().is_empty(), "nothing is left of the copy");
+}
+
+/// A vault over a store and an anchor, as the next host opens it.
+fn next_host(recipe: &Recipe, left: &MemoryBackend, table: &MemoryTable) -> (Vault, Arc<dyn Backend>) {
+    let crash = Arc::new(CrashBackend::over(left, recipe.block_size.into()));
+    let (backend, table): (Arc<dyn Backend>, Arc<dyn Table>) = (crash.clone(), Watched::served(table.clone(), &crash));
+    (open_anchored(recipe, &backend, &table, false).unwrap(), backend)
+}
+
+/// The inode of a path of a vault in the store.
+fn stored_number(v: &Vault, backend: &dyn Backend, path: &str) -> u64 {
+    let stored = v.stored_path(n(path)).unwrap();
+    let mut dir = backend.root();
+    for name in stored.parent().unwrap().components() {
+        dir = dir.open_dir(name.as_os_str()).unwrap();
+    }
+    dir.stat_entry(stored.file_name().unwrap()).unwrap().ino
+}
+
+/// Names of one directory are found by one listing. A file with very many keeps its inode: hosts would wait too long.
+#[test]
+fn all_names_are_taken_over_or_none() {
+    for (more, is_copied) in [(100, true), (300, false)] {
+        let (recipe, left, table) = left_open_with(more);
+        let (v, backend) = next_host(&recipe, &left, &table);
+        let before = inode_of(&*backend.root(), 2 + more as u64).stat().unwrap().ino;
+        v.maintain().unwrap();
+        assert_eq!(blocks(&v).unwrap(), [2, 3, 1]);
+        let number = stored_number(&v, &*backend, "f");
+        assert_eq!(number != before, is_copied, "{more}");
+        for name in (0..more).map(|number| format!("d/more{number}")) {
+            assert_eq!(stored_number(&v, &*backend, &name), number);
+        }
+        v.sync_all().unwrap();
+        v.clean();
+        v.close().unwrap();
+    }
+}
+
+/// The store has put an earlier state under one name. That is not what all names get.
+#[test]
+fn a_name_that_the_store_has_exchanged_spoils_no_other() {
+    for first in NAMES {
+        let (recipe, left, table) = left_open_with(0);
+        let (v, backend) = next_host(&recipe, &left, &table);
+        let stored = v.stored_path(n("d/g")).unwrap();
+        let (dir, name) = (stored.parent().unwrap().as_os_str(), stored.file_name().unwrap());
+        let dir = backend.root().open_dir(dir).unwrap();
+        let (good, old) = (dir.open_file(name, false).unwrap(), dir.create_file(n("old")).unwrap());
+        let len = good.stat().unwrap().len;
+        old.copy_from(&*good, 0, 0, len).unwrap();
+        // A page of it is another one than before.
+        old.write_at(len - 100, &[0xaa; 100]).unwrap();
+        dir.rename(n("old"), &*dir, name, RenameMode::Replace).unwrap();
+        let open = |name: &str| v.open_file(v.ino(name), RO).and_then(|handle| v.release(handle));
+        assert_eq!(open(first).is_ok(), first == "f");
+        v.maintain().unwrap();
+        let handle = v.open_file(v.ino("f"), RO).unwrap();
+        let mut bytes = [0; 3 * BLOCK];
+        assert_eq!(v.read(handle, 0, &mut bytes).unwrap(), bytes.len(), "{first}");
+        assert_eq!([bytes[0], bytes[BLOCK], bytes[2 * BLOCK]], [2, 3, 1]);
+    }
 }
