@@ -21,8 +21,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// Limits of what is copied: other hosts wait for the vault meanwhile, and this one loses it if it takes too long. A file
-/// beyond them keeps its inode.
+/// Limits of what is copied: other hosts wait for the vault meanwhile, and this one loses it if it takes too long. A
+/// file beyond them keeps its inode.
 struct Limits {
     /// Bytes, if the store cannot share them.
     bytes: u64,
@@ -32,8 +32,8 @@ struct Limits {
 
 /// Of a file with one name.
 const OF_ONE: Limits = Limits { bytes: 256 << 20, time: Duration::from_secs(2) };
-/// Of a file with several. A takeover that is cut off between two names leaves them on two inodes, and must not be given
-/// up then. So the only limits are those that are the same for the next host.
+/// Of a file with several. A takeover that is cut off between two names leaves them on two inodes, and must not be
+/// given up then. So the only limits are those that are the same for the next host.
 const OF_SEVERAL: Limits = Limits { bytes: 16 << 20, time: Duration::MAX };
 /// Most names.
 const NAMES_MAX: u64 = 256;
@@ -157,8 +157,8 @@ impl Vault {
         self.sync_store()
     }
 
-    /// The known names of a file, by the anchor, and what the store has there, whichever inode that is. The caller holds
-    /// the tree lock, or looks again.
+    /// The known names of a file, by the anchor, and what the store has there, whichever inode that is. The caller
+    /// holds the tree lock, or looks again.
     fn places_of_node(&self, anchored: &Anchored, ino: Ino) -> Result<Vec<(Arc<Dir>, Box<OsStr>, Stat)>> {
         let (links, object) = {
             let nodes = self.nodes.lock();
@@ -192,8 +192,8 @@ impl Vault {
         Ok(self.places_of_node(anchored, ino)?.iter().any(|place| !place.2.is_same(&st)))
     }
 
-    /// All names get a copy of one inode, which therefore has to be current as a whole if they lead to several. If it is
-    /// not, opening the file by this name fails, and by another it may not.
+    /// All names get a copy of one inode, which therefore has to be current as a whole if they lead to several. If it
+    /// is not, opening the file by this name fails, and by another it may not.
     fn must_match_its_row(&self, ino: Ino, from: &Arc<dyn BackendFile>) -> Result<()> {
         let len = from.stat().map_err(io("stat"))?.len;
         let (object, tag) = (self.object_of(ino), self.tag(ino));
