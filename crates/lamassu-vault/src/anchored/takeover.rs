@@ -5,8 +5,7 @@
 //! copy has the pages as they are; the file is recovered from them as always, and its row is not clean before the names
 //! are durable. So a crash in between leaves a file that is still open by its row, and is taken over again.
 
-use super::Anchored;
-use super::shown_attrs;
+use super::{Anchored, shown_attrs};
 use crate::dirs::Dir;
 use crate::error::io;
 use crate::inode::StoreId;
@@ -73,7 +72,8 @@ impl Vault {
     /// cannot be copied.
     ///
     /// # Errors
-    /// Those of the store after the copy has got a first name; [`VaultError::Anchor`].
+    /// Those of the store after the copy has got a first name; those of the content if the names lead to several inodes,
+    /// and this one is not current; [`VaultError::Anchor`].
     pub(crate) fn taken_over(&self, ino: Ino, old: Arc<dyn BackendFile>) -> Result<Arc<dyn BackendFile>> {
         let Some(anchored) = &self.anchored else { return Ok(old) };
         // While a freeze waits, nothing is changed: the file is recovered where it is.
