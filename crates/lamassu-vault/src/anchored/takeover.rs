@@ -72,8 +72,8 @@ impl Vault {
     /// cannot be copied.
     ///
     /// # Errors
-    /// Those of the store after the copy has got a first name; those of the content if the names lead to several inodes,
-    /// and this one is not current; [`VaultError::Anchor`].
+    /// Those of the store after the copy has got a first name; those of the content if the names lead to several
+    /// inodes, and this one is not current; [`VaultError::Anchor`].
     pub(crate) fn taken_over(&self, ino: Ino, old: Arc<dyn BackendFile>) -> Result<Arc<dyn BackendFile>> {
         let Some(anchored) = &self.anchored else { return Ok(old) };
         // While a freeze waits, nothing is changed: the file is recovered where it is.
