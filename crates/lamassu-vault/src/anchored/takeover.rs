@@ -41,6 +41,9 @@ const PIECE_LEN: u64 = 1 << 20;
 /// Bytes that are read at once.
 const READ_LEN: usize = 1 << 20;
 
+/// A name of a file: its directory, the stored name, and what the store has there.
+type Named = (Arc<Dir>, Box<OsStr>, Stat);
+
 /// A copy of a file, in a directory of its own in the staging directory. Its names are of the kind that is cleared with
 /// that.
 struct Copy {
@@ -159,7 +162,7 @@ impl Vault {
 
     /// The known names of a file, by the anchor, and what the store has there, whichever inode that is. The caller
     /// holds the tree lock, or looks again.
-    fn places_of_node(&self, anchored: &Anchored, ino: Ino) -> Result<Vec<(Arc<Dir>, Box<OsStr>, Stat)>> {
+    fn places_of_node(&self, anchored: &Anchored, ino: Ino) -> Result<Vec<Named>> {
         let (links, object) = {
             let nodes = self.nodes.lock();
             (nodes.links(ino), nodes.object(ino))

@@ -37,7 +37,7 @@ fn blocks(v: &Vault) -> Found<[u8; 3]> {
 fn inode_of(root: &dyn BackendDir, links: u64) -> Arc<dyn BackendFile> {
     let names = root.read_dir().unwrap().into_iter().map(|entry| entry.name);
     let files = names.filter_map(|name| root.open_file(&name, true).ok());
-    files.into_iter().find(|file| u64::from(file.stat().unwrap().nlink) == links).unwrap()
+    files.into_iter().find(|file| file.stat().unwrap().nlink == links).unwrap()
 }
 
 /// What a host leaves that is killed: a file with two names and `more`, with synced writes, and some that are not.
