@@ -1,7 +1,6 @@
 //! Datasets of a served vault: made, listed, changed, destroyed, unloaded and loaded. A command that opens a vault
 //! itself uses the same code in its own process.
 
-use crate::anchors::Made;
 use crate::compression::{self, Chosen};
 use crate::control::protocol::{Caller, DatasetSpec, Datasets, Listed, MESSAGE_LEN_MAX, Parcel, Properties, Unseen};
 use crate::error::At;
@@ -136,8 +135,7 @@ impl Served {
             let event = Event::new(EventKind::Created).by(caller.uid).slot(keys.slot());
             let event = event.detail("suite", header.suite().name()).detail("domain", header.domain().name());
             update.create_recorded(&mut header, &keys, &[event])?;
-            anchor.map(Made::keep);
-            Ok::<_, Error>(())
+            anchor.map_or(Ok(()), |anchor| anchor.keep_below(&parent))
         });
         let member = made.at(Path::new(name))?;
         let event = Event::new(EventKind::DatasetCreated).by(caller.uid).detail("dataset", id.to_string());
@@ -417,7 +415,7 @@ impl Served {
         let id = self.forest().member(member)?.id;
         self.end_jobs(member);
         self.forest().destroy(member, forced)?;
-        if let Err(error) = self.policy().anchors.remove(&id) {
+        if let Err(error) = self.policy().anchors.remove_with_server(&id) {
             tracing::warn!(%error, "the anchor of the dataset that was destroyed is left");
         }
         self.note(above, Event::new(EventKind::DatasetDestroyed).by(caller.uid).detail("dataset", id.to_string()));

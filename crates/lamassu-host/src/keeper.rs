@@ -23,6 +23,8 @@ use std::time::{Duration, Instant};
 
 /// What is kept for an open vault.
 pub struct Kept {
+    /// the vault's id
+    id: VaultId,
     /// the keys that opened it
     pub keys: Unlocked,
     /// the header's properties for datasets that do not set their own
@@ -197,7 +199,13 @@ impl Keeper {
         header: VaultHeader,
         keys: Unlocked,
     ) -> Result<Opening> {
+        if let Some(parent) = parent {
+            self.policy.anchors.lies_in(&header.id(), &self.forest()?.member(parent)?.id);
+        }
         let Newest { header, mut keys, anchor } = self.newest(member, header, keys)?;
+        if anchor.is_some() {
+            self.policy.anchors.report_to_server(&header.id(), &self.options.events)?;
+        }
         keys.saw(&header);
         self.policy.check_ciphers(&header)?;
         self.policy.check_small_files(header.convergent_small_files())?;
@@ -219,7 +227,8 @@ impl Keeper {
             let me = self.me.clone();
             guard::start(move || me.upgrade()?.forest().ok(), anchor)?;
         }
-        kept.insert(member, Kept { keys, integrity, cached, cache, anchor: anchor.clone() });
+        let id = header.id();
+        kept.insert(member, Kept { id, keys, integrity, cached, cache, anchor: anchor.clone() });
         let approved_only = self.policy.is_approved_only();
         let options = Options { integrity, read_only, approved_only, anchor, ..self.options.clone() };
         Ok(Opening { header, ring, options, cached })
@@ -472,7 +481,10 @@ impl Opener for Keeper {
     }
 
     fn unloading(&self, member: Number) {
-        self.kept().remove(&member);
+        let unloaded = self.kept().remove(&member);
+        if let Some(Kept { id, anchor: Some(_), .. }) = unloaded {
+            self.policy.anchors.leave(&id);
+        }
     }
 }
 

@@ -20,7 +20,7 @@ use lamassu_keys::unix_now;
 use lamassu_rpc::identity::HostKey;
 use lamassu_rpc::token::Token;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader, BufWriter, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -204,6 +204,9 @@ pub struct ShownVault {
     /// For a vault restored from a backup: the hosts that may have newer rows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waits_for: Option<BTreeSet<String>>,
+    /// For a dataset: the vault that it lies in, hex.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lies_in: Option<String>,
 }
 
 impl Administered {
@@ -230,7 +233,7 @@ impl Administered {
                     done => done?,
                 }
                 if let Some(vaults) = &self.vaults {
-                    vaults.end_sessions_of(&host, None).map_err(|Lost(error)| error)?;
+                    vaults.end_sessions_of(&host).map_err(|Lost(error)| error)?;
                 }
                 Ok(Answer::Done)
             }
@@ -238,7 +241,7 @@ impl Administered {
                 let id = checked(&vault)?;
                 self.state.grant(&host, &id.to_string(), may)?;
                 if let Some(vaults) = self.vaults.as_ref().filter(|_| !may) {
-                    vaults.end_sessions_of(&host, Some(&id)).map_err(|Lost(error)| error)?;
+                    vaults.end_sessions_of(&host).map_err(|Lost(error)| error)?;
                 }
                 Ok(Answer::Done)
             }
@@ -254,15 +257,19 @@ impl Administered {
                 Ok(Answer::Done)
             }
             Request::Status => {
-                let vaults = self.vaults.iter().flat_map(|vaults| vaults.in_use());
+                // Those that no host has used since the server's start, too.
+                let kept = self.vaults.iter().map(|_| self.state.kept()).collect::<Result<Vec<_>>>()?;
+                let mut vaults: BTreeMap<_, _> = kept.into_iter().flatten().map(|id| (id, Vec::new())).collect();
+                vaults.extend(self.vaults.iter().flat_map(|vaults| vaults.in_use()));
                 let shown = |(id, hosts): (VaultId, _)| {
                     let waits_for = self.state.waits_for(&id);
-                    ShownVault { vault: id.to_string(), hosts, waits_for }
+                    let lies_in = self.state.around(&id).map(|around| around.to_string());
+                    ShownVault { vault: id.to_string(), hosts, waits_for, lies_in }
                 };
                 Ok(Answer::Status {
                     is_running: self.vaults.is_some(),
                     authority: HEXLOWER.encode(&self.authority.digest()),
-                    vaults: vaults.map(shown).collect(),
+                    vaults: vaults.into_iter().map(shown).collect(),
                 })
             }
             Request::Audit { after, most } => {

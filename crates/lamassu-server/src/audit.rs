@@ -117,6 +117,9 @@ pub enum Event {
         host: String,
         /// the vault, hex
         vault: String,
+        /// for a dataset: the vault that it lies in, hex
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        lies_in: Option<String>,
     },
     /// An anchor was found at a start that the state did not know of: the server had ended just when the anchor was
     /// received or taken back.

@@ -311,12 +311,15 @@ fn print_status(dir: &Path, json: bool) -> Result<()> {
         Answer::Status { is_running, authority, vaults } => {
             println!("{}", if *is_running { "running" } else { "not running" });
             println!("authority {authority}");
-            for ShownVault { vault, hosts, waits_for } in vaults {
+            for ShownVault { vault, hosts, waits_for, lies_in } in vaults {
+                let lies_in = lies_in.as_ref().map(|around| format!("  (dataset in {around})")).unwrap_or_default();
                 let waits_for = waits_for.iter().flatten().map(String::as_str).collect::<Vec<_>>().join(", ");
                 match () {
-                    () if !waits_for.is_empty() => println!("{vault}  put back from a backup, waits for {waits_for}"),
-                    () if hosts.is_empty() => println!("{vault}  not in use"),
-                    () => println!("{vault}  {}", hosts.join(", ")),
+                    () if !waits_for.is_empty() => {
+                        println!("{vault}  put back from a backup, waits for {waits_for}{lies_in}")
+                    }
+                    () if hosts.is_empty() => println!("{vault}  not in use{lies_in}"),
+                    () => println!("{vault}  {}{lies_in}", hosts.join(", ")),
                 }
             }
         }

@@ -272,6 +272,10 @@ impl Anchors for Service {
         let first = next().await?.ok_or_else(|| garbled(Garbled("the stream is empty")))?;
         let id = convert::vault(&first.vault).map_err(garbled)?;
         let known = some_head(&first.head)?;
+        let around = match &first.around[..] {
+            [] => None,
+            around => Some(convert::vault(around).map_err(garbled)?),
+        };
         let (to, rows) = mpsc::channel(1);
         let (done, head) = oneshot::channel();
         // One thread has the new anchor from its beginning to its end. So it is this thread that removes the rows, too,
@@ -279,7 +283,7 @@ impl Anchors for Service {
         let service = self.clone();
         let puts = move || {
             let _held = (turn, place);
-            let _ = done.send(service.take_anchor(&caller, &id, known, rows));
+            let _ = done.send(service.take_anchor(&caller, &id, (known, around), rows));
         };
         let started = std::thread::Builder::new().name("put".into()).spawn(puts);
         started.map_err(|error| self.internal(&error))?;
@@ -353,10 +357,10 @@ impl Service {
         &self,
         caller: &Caller,
         id: &VaultId,
-        known: Option<Head>,
+        (known, around): (Option<Head>, Option<VaultId>),
         mut rows: mpsc::Receiver<Put>,
     ) -> Result<Head, Status> {
-        let mut put = self.vaults.begin_put(caller, id, known).map_err(|refused| self.refused(refused))?;
+        let mut put = self.vaults.begin_put(caller, id, known, around).map_err(|refused| self.refused(refused))?;
         loop {
             match rows.blocking_recv() {
                 Some(Put::Rows(rows)) => {

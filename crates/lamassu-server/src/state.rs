@@ -6,12 +6,15 @@ mod alerts;
 pub mod bell;
 mod keys;
 pub mod leases;
+
 mod restored;
+mod rights;
 
 pub use self::alerts::{ALERTS_AT_ONCE, AlertCounts};
 pub use self::keys::{KeptKey, Key, KeyRefusal, Use};
 pub use self::restored::Copied;
 use self::restored::Restored;
+use self::rights::LiesIn;
 use crate::audit::{self, ChainEnd, Event};
 use crate::reserve::{self, is_damage};
 use crate::writing::{AnyTable, RowChange, Writing};
@@ -141,6 +144,8 @@ pub struct State {
     changed: watch::Sender<()>,
     /// A copy in memory: by vault, the hosts that have not reported yet.
     restored: RwLock<Restored>,
+    /// A copy in memory: by dataset, the vault that it lies in.
+    lies_in: RwLock<LiesIn>,
     audit_kept: RwLock<audit::Kept>,
     /// Signals a new alert.
     pub alerted: Bell,
@@ -213,6 +218,7 @@ impl State {
             changing: Mutex::new(()),
             changed: watch::Sender::new(()),
             restored: RwLock::default(),
+            lies_in: RwLock::default(),
             audit_kept: RwLock::default(),
             alerted: Bell::default(),
             unusable: watch::Sender::new(false),
@@ -222,6 +228,7 @@ impl State {
         *state.hosts.write() = Arc::new(hosts);
         *state.tokens.write() = state.read_tokens()?;
         *state.restored.write() = restored;
+        state.look_at_datasets()?;
         Ok(state)
     }
 
@@ -400,12 +407,6 @@ impl State {
         self.token(key, unix_now()).map(|_| Who::Token)
     }
 
-    /// Whether this key belongs to a host which may use a vault now.
-    pub fn may_use(&self, key: &[u8], vault: &VaultId) -> bool {
-        let (key, vault) = (HEXLOWER.encode(key), vault.to_string());
-        self.hosts().values().any(|host| host.key == key && !host.is_revoked && host.vaults.contains(&vault))
-    }
-
     /// Signals each change of hosts.
     pub fn changes(&self) -> watch::Receiver<()> {
         self.changed.subscribe()
@@ -421,7 +422,7 @@ impl State {
         self.write(|write, events| {
             write.open_table(HOSTS)?.insert(name, &bytes[..])?;
             if let Event::Granted { vault, .. } = &event {
-                restored::wait_also_for(write, vault, name)?;
+                self.wait_also_for(write, vault, name)?;
             }
             events.push(event);
             Ok(())
@@ -536,7 +537,7 @@ impl State {
             let bytes = serde_json::to_vec(&host).unwrap_or_default();
             write.open_table(HOSTS)?.insert(&*pending.host, &bytes[..])?;
             for vault in &host.vaults {
-                restored::wait_also_for(write, vault, &pending.host)?;
+                self.wait_also_for(write, vault, &pending.host)?;
             }
             events.push(Event::Joined { host: pending.host.clone(), key: host.key.clone() });
             Ok(Some((pending.host, host)))

@@ -174,14 +174,19 @@ impl Vaults {
     }
 
     /// Begins to receive the anchor of a vault: a new one, or a host's copy of one that was restored from a backup.
-    /// `known`: the head of such a copy.
+    /// `known`: the head of such a copy. `around`: the vault that it lies in, if it is a dataset. Who may use that may
+    /// put it.
     ///
     /// # Errors
     /// [`Refused::NotGranted`], [`Refused::Gone`], [`Refused::NotNow`], [`Refused::TooMuch`], [`Refused::Failed`].
-    pub fn begin_put(self: &Arc<Vaults>, caller: &Caller, id: &VaultId, known: Option<Head>) -> Answer<Put> {
-        if !self.state().may_use(&caller.key, id) {
-            return Err(Refused::NotGranted);
-        }
+    pub fn begin_put(
+        self: &Arc<Vaults>,
+        caller: &Caller,
+        id: &VaultId,
+        known: Option<Head>,
+        around: Option<VaultId>,
+    ) -> Answer<Put> {
+        self.may_put(caller, id, around)?;
         self.check_room()?;
         // What the host has may be older than what is gone.
         if self.is_missing(id)? {
@@ -201,9 +206,18 @@ impl Vaults {
             }
         };
         // From here on, dropping it undoes the slot.
-        let mut put = Put { vaults: self.clone(), id: *id, has_slot, new: None, head: Head([0; 32]), known };
+        let mut put = Put { vaults: self.clone(), id: *id, around, has_slot, new: None, head: Head([0; 32]), known };
         put.new = Some(self.anchors.begin(id)?);
         Ok(put)
+    }
+
+    fn may_put(&self, caller: &Caller, id: &VaultId, around: Option<VaultId>) -> Answer<()> {
+        let may = match around {
+            None => self.state().may_use(&caller.key, id),
+            // The rights of the vault around it become those of the dataset.
+            Some(around) => around != *id && self.state().keeps(&around)? && self.state().may_use(&caller.key, &around),
+        };
+        if may { Ok(()) } else { Err(Refused::NotGranted) }
     }
 
     /// Refuses calls that take space which the state may need.
@@ -266,13 +280,13 @@ impl Vaults {
         Ok(())
     }
 
-    /// A host was revoked, or lost its grant of one vault: its sessions end.
+    /// A host was revoked, or lost a grant: its sessions of vaults that it may no longer use end.
     ///
     /// # Errors
     /// [`Lost`].
-    pub fn end_sessions_of(&self, host: &str, of: Option<&VaultId>) -> std::result::Result<(), Lost> {
+    pub fn end_sessions_of(&self, host: &str) -> std::result::Result<(), Lost> {
         let opened = Vaults::opened(&self.slots(), |slot| Some(slot.lock()));
-        for vault in opened.into_iter().filter(|vault| of.is_none_or(|id| *id == vault.id())) {
+        for vault in opened.into_iter().filter(|vault| !self.state().who_may_use(&vault.id()).contains(host)) {
             vault.end_sessions_of(host)?;
         }
         Ok(())
@@ -348,6 +362,7 @@ pub fn missing(anchors: &dyn AnchorStore, state: &State) -> Result<Vec<VaultId>>
 pub struct Put {
     vaults: Arc<Vaults>,
     id: VaultId,
+    around: Option<VaultId>,
     /// Whether [`VaultSlot::BeingPut`] was set by this put.
     has_slot: bool,
     /// `None`: not begun yet, or finished.
@@ -392,9 +407,7 @@ impl Put {
         let forbidden = if is_waited_for { None } else { self.forbidden(&*table, &Subject::of(&caller.name, &row))? };
         table.commit(&[self.head.change()])?;
         drop(table);
-        if !self.vaults.state().may_use(&caller.key, &self.id) {
-            return Err(Refused::NotGranted);
-        }
+        self.vaults.may_put(caller, &self.id, self.around)?;
         let state = self.vaults.state();
         if is_waited_for {
             return self.reconcile(caller, new, revision);
@@ -411,7 +424,7 @@ impl Put {
                     return Err(Refused::NotNow);
                 }
                 new.install()?;
-                state.note_kept(&caller.name, &self.id).map_err(Lost)?;
+                state.note_kept(&caller.name, &self.id, self.around.as_ref()).map_err(Lost)?;
                 return Ok(self.head);
             }
         }

@@ -26,12 +26,12 @@ impl RebuildProgress for Unwatched {
 /// A new anchor. It is removed unless it is [kept](Made::keep).
 #[must_use = "it is taken back when it is dropped"]
 pub struct Made {
-    anchors: Anchors,
-    vault: VaultId,
-    path: PathBuf,
-    /// `None` only while it is dropped
-    anchor: Option<Arc<Anchor>>,
-    is_kept: bool,
+    pub(super) anchors: Anchors,
+    pub(super) vault: VaultId,
+    pub(super) path: PathBuf,
+    /// `None`: it is closed
+    pub(super) anchor: Option<Arc<Anchor>>,
+    pub(super) is_kept: bool,
 }
 
 impl Made {
@@ -80,8 +80,8 @@ impl Anchors {
         })
     }
 
-    /// Makes the anchor of a new, empty dataset, beside that of the vault around it, and records it in the dataset's
-    /// header.
+    /// Makes the anchor of a new, empty dataset, beside that of the vault around it, or this host's copy of that, and
+    /// records it in the dataset's header. To be kept by [`Made::keep_below`].
     ///
     /// # Errors
     /// As [`Anchors::make`]; those of keys.
@@ -93,8 +93,6 @@ impl Anchors {
         trees: NewTrees,
         place: &Place,
     ) -> Result<Made> {
-        // A dataset that other hosts could not open would be worse than none.
-        self.refuse_server(parent)?;
         keys.set_anchored(header)?;
         let file = self.file_for_new(&header.id(), Some(parent))?;
         self.make(header, keys, trees, &file, &place.path())

@@ -9,6 +9,7 @@
 //! | `records` | compares header, history and record of sessions with the anchor, without a key |
 //! | `made` | new anchors, removed again if their purpose fails; anchors rebuilt from the store |
 //! | `moved` | export, import, moving to another place |
+//! | `datasets` | anchors of datasets at servers |
 //! | `served` | anchors at a server, with copies on this host |
 //! | `reports` | integrity events for the server |
 //!
@@ -17,6 +18,7 @@
 //!
 //! Never: reads a page or a name of the store.
 
+mod datasets;
 pub mod disk;
 mod made;
 mod moved;
@@ -26,6 +28,7 @@ mod records;
 mod reports;
 mod served;
 
+pub use datasets::Stayed;
 pub use disk::MOUNT_TYPE;
 pub use lamassu_vault::anchor::{NewTrees, Rebuilt};
 pub use made::Made;
@@ -46,10 +49,12 @@ use lamassu_vault::VaultError;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How often to look for an anchor that is being closed.
 const CLOSING_POLL: Duration = Duration::from_millis(1);
+/// How long it may take. After that, opening it fails since its file is locked.
+const CLOSING_MAX: Duration = Duration::from_secs(20);
 
 /// The purpose of opening an anchor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,13 +95,16 @@ struct Shared {
     /// The vault of the chosen file: the first one that is asked for, which is what the command is about.
     chosen_for: OnceLock<VaultId>,
     /// The open tables at servers.
-    sessions: Mutex<Vec<Weak<Mirrored>>>,
+    sessions: Mutex<Vec<(VaultId, Weak<Mirrored>)>>,
     /// The session by turns.
     turns: OnceLock<Arc<Turns>>,
     /// Its turn, before the turns' driver takes it and after the driver has ended.
     turn: Mutex<Option<Turn>>,
     open: Mutex<HashMap<VaultId, Open>>,
     reporting: Mutex<Vec<reports::Reporting>>,
+    connections: Mutex<HashMap<String, served::Connections>>,
+    /// By dataset, the vault that it lies in.
+    around: Mutex<HashMap<VaultId, VaultId>>,
 }
 
 struct Open {
@@ -104,6 +112,8 @@ struct Open {
     /// Alive until the anchor is closed.
     while_open: Weak<()>,
     access: Access,
+    /// Its session was ended: it is no longer of use, and is being closed.
+    has_left: bool,
 }
 
 impl std::fmt::Debug for Shared {
@@ -114,13 +124,14 @@ impl std::fmt::Debug for Shared {
 
 impl Open {
     fn of(anchor: &Arc<Anchor>, access: Access) -> Open {
-        Open { anchor: Arc::downgrade(anchor), while_open: anchor.while_open(), access }
+        Open { anchor: Arc::downgrade(anchor), while_open: anchor.while_open(), access, has_left: false }
     }
 
     /// The anchor, if it is open. Waits for a thread that is closing it, since its file is locked until then.
     fn get(&self) -> Option<Arc<Anchor>> {
-        let anchor = self.anchor.upgrade();
-        while anchor.is_none() && self.while_open.strong_count() > 0 {
+        let anchor = self.anchor.upgrade().filter(|_| !self.has_left);
+        let until = Instant::now() + CLOSING_MAX;
+        while anchor.is_none() && self.while_open.strong_count() > 0 && Instant::now() < until {
             std::thread::sleep(CLOSING_POLL);
         }
         anchor

@@ -122,7 +122,8 @@ impl Anchors {
         let noted = self.note_of(vault).map(|note| read_note(&note)).transpose()?.flatten();
         Ok(match noted {
             Some(Noted::Server(server)) => Some(server),
-            Some(Noted::File(_)) | None => None,
+            Some(Noted::File(_)) => None,
+            None => self.server_of_around(vault)?,
         })
     }
 

@@ -8,8 +8,9 @@ use lamassu_rpc::host::Connection;
 use lamassu_rpc::{FINDINGS_MAX, REPORT_MAX};
 use lamassu_vault::VaultError;
 use lamassu_vault::event::{Events, IntegrityEvent, IntegritySink, TARGET};
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 /// Bytes of events in one report: half of the limit, since a message has more than their text.
@@ -23,10 +24,11 @@ const LOOK: Duration = Duration::from_millis(50);
 /// How long a process waits at its end for reports under way.
 const LAST_REPORTS: Duration = Duration::from_secs(3);
 
-/// The sink for one vault's events.
+/// The sink for the events of vaults whose anchors are at one server.
 pub(super) struct Reporting {
-    vault: VaultId,
+    server: String,
     events: Events,
+    sink: Arc<ServerSink>,
 }
 
 impl Anchors {
@@ -37,19 +39,21 @@ impl Anchors {
     pub fn report_to_server(&self, vault: &VaultId, events: &Events) -> Result<()> {
         let Some(server) = self.server_of(vault)? else { return Ok(()) };
         let mut reporting = self.shared.reporting.lock().unwrap_or_else(PoisonError::into_inner);
-        if reporting.iter().any(|known| known.vault == *vault && known.events.is_same_as(events)) {
+        let known = reporting.iter().find(|known| known.server == server && known.events.is_same_as(events));
+        if let Some(known) = known {
+            known.sink.vaults.write().unwrap_or_else(PoisonError::into_inner).insert(vault.to_string(), *vault);
             return Ok(());
         }
         let sink = Arc::new(ServerSink {
             connection: self.connection(&server)?,
-            vault: *vault,
-            id: vault.to_string(),
+            first: *vault,
+            vaults: RwLock::new(HashMap::from([(vault.to_string(), *vault)])),
             is_ending: AtomicBool::new(false),
             failures: AtomicU64::new(0),
         });
         let failed = |source| Error::Vault(VaultError::Io { op: "start a thread", source });
-        events.add_sink(sink).map_err(failed)?;
-        reporting.push(Reporting { vault: *vault, events: events.clone() });
+        events.add_sink(sink.clone()).map_err(failed)?;
+        reporting.push(Reporting { server, events: events.clone(), sink });
         Ok(())
     }
 
@@ -61,12 +65,13 @@ impl Anchors {
     }
 }
 
-/// Reports events of its vault, and repeats until the server accepts them.
+/// Reports events of its vaults, and repeats until the server accepts them.
 struct ServerSink {
     connection: Connection,
-    vault: VaultId,
-    /// in hex
-    id: String,
+    /// the vault that counts events which were dropped
+    first: VaultId,
+    /// by id in hex
+    vaults: RwLock<HashMap<String, VaultId>>,
     is_ending: AtomicBool,
     failures: AtomicU64,
 }
@@ -76,10 +81,10 @@ impl ServerSink {
         self.is_ending.load(Ordering::Acquire)
     }
 
-    fn report(&self, events: Vec<String>, lost: u64) {
+    fn report(&self, vault: &VaultId, events: &[String], lost: u64) {
         let mut refused = 0;
         loop {
-            let Err(error) = self.connection.report(&self.vault, events.clone(), lost) else { return };
+            let Err(error) = self.connection.report(vault, events.to_vec(), lost) else { return };
             // An unreachable server will come back.
             let is_away = matches!(&error, AnchorError::Server { fault: ServerFault::Unreachable { .. }, .. });
             refused += u32::from(!is_away);
@@ -97,21 +102,40 @@ impl ServerSink {
     }
 }
 
+/// As many findings at a time as the server accepts; at least one batch, which may be empty.
+fn in_batches(texts: &[String]) -> Vec<&[String]> {
+    let (mut batches, mut from, mut len) = (Vec::new(), 0, 0);
+    for (at, text) in texts.iter().enumerate() {
+        if at - from >= FINDINGS_MAX || len + text.len() > TEXT_MAX {
+            batches.push(&texts[from..at]);
+            (from, len) = (at, 0);
+        }
+        len += text.len();
+    }
+    batches.push(&texts[from..]);
+    batches
+}
+
 impl IntegritySink for ServerSink {
     fn deliver(&self, events: &[IntegrityEvent], mut lost: u64) {
-        // Datasets may have other servers, or none.
-        let own = events.iter().filter(|event| event.vault.as_deref() == Some(&*self.id));
-        let (mut batch, mut len) = (Vec::new(), 0);
-        for text in own.filter_map(|event| serde_json::to_string(event).ok()) {
-            if batch.len() >= FINDINGS_MAX || len + text.len() > TEXT_MAX {
-                self.report(std::mem::take(&mut batch), std::mem::take(&mut lost));
-                len = 0;
+        // Other vaults may have other servers, or none.
+        let known = self.vaults.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let mut of_vaults: HashMap<VaultId, Vec<String>> = HashMap::new();
+        for event in events {
+            if let Some(vault) = event.vault.as_ref().and_then(|id| known.get(id))
+                && let Ok(text) = serde_json::to_string(event)
+            {
+                of_vaults.entry(*vault).or_default().push(text);
             }
-            len += text.len();
-            batch.push(text);
         }
-        if !batch.is_empty() || lost > 0 {
-            self.report(batch, lost);
+        if lost > 0 {
+            of_vaults.entry(self.first).or_default();
+        }
+        for (vault, texts) in of_vaults {
+            let mut lost = if vault == self.first { std::mem::take(&mut lost) } else { 0 };
+            for batch in in_batches(&texts) {
+                self.report(&vault, batch, std::mem::take(&mut lost));
+            }
         }
     }
 

@@ -15,6 +15,16 @@ use lamassu_vault::VaultError;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, MutexGuard, PoisonError, Weak};
 
+/// Sessions by one connection. A server takes 64 streams in one, and 8 calls of one host at a time beside them.
+const USERS_MAX: usize = 48;
+
+/// The connections to a server.
+pub(super) struct Connections {
+    last: Connection,
+    /// how many have got the last one
+    users: usize,
+}
+
 impl Anchors {
     /// The directory of this host's identities, by server.
     pub(crate) fn servers(&self) -> Result<PathBuf> {
@@ -64,8 +74,19 @@ impl Anchors {
         self.shared.turn.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// A connection to a server for one more session. The first one finds the server, before the process is confined.
     pub(super) fn connection(&self, server: &str) -> Result<Connection> {
-        Ok(Connection::new(&self.servers()?, server)?)
+        let mut connections = self.shared.connections.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(known) = connections.get_mut(server) else {
+            let last = Connection::new(&self.servers()?, server)?;
+            connections.insert(server.into(), Connections { last: last.clone(), users: 1 });
+            return Ok(last);
+        };
+        if known.users == USERS_MAX {
+            *known = Connections { last: known.last.another()?, users: 0 };
+        }
+        known.users += 1;
+        Ok(known.last.clone())
     }
 
     /// The table of an anchor at a server. A server that the user named is remembered.
@@ -78,15 +99,30 @@ impl Anchors {
     ) -> Result<Arc<dyn Table>> {
         let table = self.session(server, vault, access, copy)?;
         let table = Arc::new(table);
-        self.sessions().push(Arc::downgrade(&table));
+        {
+            let mut sessions = self.sessions();
+            sessions.retain(|(_, table)| table.strong_count() > 0);
+            sessions.push((*vault, Arc::downgrade(&table)));
+        }
         if table.session().takes_over {
             tracing::warn!(server, "the last session of this vault did not end: what it had not synced is lost");
         }
         Ok(table)
     }
 
-    fn sessions(&self) -> MutexGuard<'_, Vec<Weak<Mirrored>>> {
+    fn sessions(&self) -> MutexGuard<'_, Vec<(VaultId, Weak<Mirrored>)>> {
         self.shared.sessions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends the session of a vault that was closed, so that other hosts get it at once.
+    pub(crate) fn leave(&self, vault: &VaultId) {
+        let of_it: Vec<_> = self.sessions().extract_if(.., |(of, _)| of == vault).collect();
+        for table in of_it.into_iter().filter_map(|(_, table)| table.upgrade()) {
+            if let Some(open) = self.opened().get_mut(vault) {
+                open.has_left = true;
+            }
+            table.session().leave();
+        }
     }
 
     /// Ends the sessions of this process at servers, so that other hosts get the vaults at once. Nothing is read or
@@ -96,14 +132,14 @@ impl Anchors {
             turns.leave();
             drop(self.turn().take());
         }
-        for table in self.sessions().drain(..) {
+        for (_, table) in self.sessions().drain(..) {
             if let Some(table) = table.upgrade() {
                 table.session().leave();
             }
         }
     }
 
-    fn session(&self, server: &str, vault: &VaultId, access: Access, copy: &Path) -> Result<Mirrored> {
+    pub(super) fn session(&self, server: &str, vault: &VaultId, access: Access, copy: &Path) -> Result<Mirrored> {
         let connection = self.connection(server)?;
         make_dir_of(copy)?;
         let table = Mirrored::open(&connection, *vault, access.mode(), copy)?;
@@ -128,6 +164,11 @@ impl Anchors {
     /// # Errors
     /// [`lamassu_anchor::AnchorError`]; [`Error::Local`], [`Error::NoAnchorPlace`], [`Error::AnchorAtServer`].
     pub fn move_to_server(&self, vault: &VaultId, server: &str) -> Result<()> {
+        self.move_to_server_in(vault, server, None)
+    }
+
+    /// The same; `around`: the vault that it lies in, if it is a dataset, whose anchor is at that server.
+    pub(super) fn move_to_server_in(&self, vault: &VaultId, server: &str, around: Option<VaultId>) -> Result<()> {
         let usual = self.usual(vault).ok_or(Error::NoAnchorPlace)?;
         match self.server_of(vault)? {
             Some(noted) if noted == server && is_on_its_way(&usual)? => {}
@@ -151,7 +192,7 @@ impl Anchors {
         // An anchor that was taken back from another server still has that server's head.
         table.commit(&[Head::none()])?;
         self.remember_server(vault, server)?;
-        put(&connection, *vault, &table).map_err(|error| match &error {
+        put(&connection, *vault, around, &table).map_err(|error| match &error {
             // The server says that it has not accepted the anchor.
             AnchorError::Server {
                 fault: ServerFault::Refused { .. } | ServerFault::Policy { .. } | ServerFault::Untrusted { .. },

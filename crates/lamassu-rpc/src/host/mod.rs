@@ -128,7 +128,26 @@ pub fn join(all: &Path, token: &Token) -> Result<Joined> {
 pub struct Connection {
     server: Arc<str>,
     channel: Wire,
+    /// How it connects, so that there can be another one.
+    wires: Wires,
 }
+
+/// Makes the wires to a server: its addresses, and this host's identity there.
+#[derive(Clone)]
+struct Wires {
+    addresses: Arc<[SocketAddr]>,
+    tls: TlsConnector,
+    /// receives the certificates of the server
+    shown: Option<Shown>,
+}
+
+impl std::fmt::Debug for Wires {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Wires").field("addresses", &self.addresses).finish_non_exhaustive()
+    }
+}
+
+type Shown = Arc<OnceLock<Vec<CertificateDer<'static>>>>;
 
 /// Where calls go: each says which versions of the protocol this host speaks.
 pub(crate) type Wire = InterceptedService<Channel, Speaks>;
@@ -157,32 +176,11 @@ async fn connect_any(addresses: &[SocketAddr], tls: &TlsConnector) -> io::Result
     Err(last)
 }
 
-impl Connection {
-    /// Connects to the server at `server`, `HOST:PORT`, with this host's identity there.
-    ///
-    /// # Errors
-    /// [`AnchorError::Server`].
-    pub fn new(all: &Path, server: &str) -> Result<Connection> {
-        let failed = |error: TlsError| own(server, &error);
-        let identity = Identity::read(&Identity::dir_of(all, server)).map_err(failed)?;
-        let not_joined = || AnchorError::Server { server: server.into(), fault: ServerFault::NotJoined };
-        Connection::with(server, tls::client(&identity.ok_or_else(not_joined)?).map_err(failed)?, None)
-    }
-
-    /// `shown` receives the certificates of the server.
-    fn with(
-        server: &str,
-        config: ClientConfig,
-        shown: Option<Arc<OnceLock<Vec<CertificateDer<'static>>>>>,
-    ) -> Result<Connection> {
-        let unreachable =
-            |detail: String| AnchorError::Server { server: server.into(), fault: ServerFault::Unreachable { detail } };
-        // Resolved once: a process that is confined later cannot resolve names any more.
-        let addresses: Arc<[SocketAddr]> =
-            server.to_socket_addrs().map_err(|error| unreachable(error.to_string()))?.collect();
-        let tls = TlsConnector::from(Arc::new(config));
+impl Wires {
+    fn channel(&self) -> Result<Wire> {
+        let wires = self.clone();
         let connect = tower::service_fn(move |_: Uri| {
-            let (tls, addresses, shown) = (tls.clone(), addresses.clone(), shown.clone());
+            let Wires { addresses, tls, shown } = wires.clone();
             async move {
                 let connected = async {
                     let stream = connect_any(&addresses, &tls).await?;
@@ -200,8 +198,39 @@ impl Connection {
             .keep_alive_timeout(DEAD_AFTER)
             .keep_alive_while_idle(true);
         let _inside = runtime()?.enter();
-        let channel = InterceptedService::new(endpoint.connect_with_connector_lazy(connect), Speaks);
-        Ok(Connection { server: server.into(), channel })
+        Ok(InterceptedService::new(endpoint.connect_with_connector_lazy(connect), Speaks))
+    }
+}
+
+impl Connection {
+    /// Connects to the server at `server`, `HOST:PORT`, with this host's identity there.
+    ///
+    /// # Errors
+    /// [`AnchorError::Server`].
+    pub fn new(all: &Path, server: &str) -> Result<Connection> {
+        let failed = |error: TlsError| own(server, &error);
+        let identity = Identity::read(&Identity::dir_of(all, server)).map_err(failed)?;
+        let not_joined = || AnchorError::Server { server: server.into(), fault: ServerFault::NotJoined };
+        Connection::with(server, tls::client(&identity.ok_or_else(not_joined)?).map_err(failed)?, None)
+    }
+
+    /// `shown` receives the certificates of the server.
+    fn with(server: &str, config: ClientConfig, shown: Option<Shown>) -> Result<Connection> {
+        let unreachable =
+            |detail: String| AnchorError::Server { server: server.into(), fault: ServerFault::Unreachable { detail } };
+        // Resolved once: a process that is confined later cannot resolve names any more.
+        let addresses: Arc<[SocketAddr]> =
+            server.to_socket_addrs().map_err(|error| unreachable(error.to_string()))?.collect();
+        let wires = Wires { addresses, tls: TlsConnector::from(Arc::new(config)), shown };
+        Ok(Connection { server: server.into(), channel: wires.channel()?, wires })
+    }
+
+    /// Another connection to the same server. Nothing is read or resolved for it, so a confined process can make one.
+    ///
+    /// # Errors
+    /// [`AnchorError::Server`].
+    pub fn another(&self) -> Result<Connection> {
+        Ok(Connection { channel: self.wires.channel()?, ..self.clone() })
     }
 
     /// The server's address.

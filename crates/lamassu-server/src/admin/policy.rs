@@ -1,7 +1,7 @@
 //! An administrator's requests about the policy: its rules, their effect on a host and a vault, and the files that do
 //! not comply.
 
-use super::{checked, id_of};
+use super::checked;
 use crate::administered::Administered;
 use crate::policy::{Policy, ShownRule, Subject, violations};
 use crate::{Result, ServerError};
@@ -181,11 +181,8 @@ fn check(of: &Administered, vault: &str) -> Result<PolicyAnswer> {
     let policy = policy(of, false)?;
     let mut files: BTreeMap<(u64, String), Violation> = BTreeMap::new();
     let mut more = BTreeSet::new();
-    let hosts = of.state.hosts();
-    let hex = id_of(vault)?;
-    let granted = hosts.iter().filter(|(_, host)| !host.is_revoked && host.vaults.contains(&hex));
-    for (host, _) in granted {
-        let (table, subject) = subject(of, vault, host)?;
+    for host in of.state.who_may_use(&checked(vault)?) {
+        let (table, subject) = subject(of, vault, &host)?;
         violations(&*table, (&policy, &subject), |object, profile, Forbidden { rule, .. }| {
             let key = (object.0, rule.to_string());
             if files.len() >= FOUND_MAX && !files.contains_key(&key) {

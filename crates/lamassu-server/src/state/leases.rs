@@ -1,5 +1,6 @@
 //! The leases of vaults, and the vaults whose anchors are kept here.
 
+use super::rights::to_row;
 use super::{LEASES, NUMBERS, RESTORED, RUNS_BEFORE, State};
 use crate::Result;
 use crate::audit::{Event, Why};
@@ -131,16 +132,18 @@ impl State {
         Ok(self.of_kind(KEPT)?.into_iter().map(|(vault, _)| vault).collect())
     }
 
-    /// Notes that a host has put the anchor of a vault here.
+    /// Notes that a host has put the anchor of a vault here; `around`: the vault that it lies in, if it is a dataset.
     ///
     /// # Errors
     /// [`ServerError::Database`].
-    pub fn note_kept(&self, host: &str, vault: &VaultId) -> Result<()> {
+    pub fn note_kept(&self, host: &str, vault: &VaultId, around: Option<&VaultId>) -> Result<()> {
         self.write(|write, events| {
-            write.open_table(LEASES)?.insert(&lease_key(vault, KEPT, 0)[..], &[][..])?;
-            events.push(Event::AnchorPut { host: host.into(), vault: vault.to_string() });
+            write.open_table(LEASES)?.insert(&lease_key(vault, KEPT, 0)[..], to_row(around))?;
+            let around = around.map(VaultId::to_string);
+            events.push(Event::AnchorPut { host: host.into(), vault: vault.to_string(), lies_in: around });
             Ok(())
-        })
+        })?;
+        self.look_at_datasets()
     }
 
     /// Whether the anchor of a vault is kept here.
@@ -173,7 +176,8 @@ impl State {
         self.write(|write, _| {
             write.open_table(LEASES)?.remove(&lease_key(vault, KEPT, 0)[..])?;
             Ok(())
-        })
+        })?;
+        self.look_at_datasets()
     }
 
     /// Notes that the anchor of a vault is no longer kept here: no host has to report its state.
@@ -204,7 +208,7 @@ impl State {
     }
 
     /// The rows of this kind: the vault, and the value.
-    fn of_kind(&self, kind: u8) -> Result<Vec<(VaultId, Vec<u8>)>> {
+    pub(super) fn of_kind(&self, kind: u8) -> Result<Vec<(VaultId, Vec<u8>)>> {
         let parsed = |(key, value): (Vec<u8>, Vec<u8>)| {
             let vault = *key.first_chunk().ok_or_else(|| self.damaged("a lease"))?;
             Ok((VaultId(vault), value))

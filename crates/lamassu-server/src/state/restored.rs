@@ -3,10 +3,11 @@
 
 use super::keys::{self, CopiedKeys};
 use super::leases::{KEPT, lease_key};
+use super::rights::{LiesIn, to_row, with_those_around};
 use super::{HOSTS, Host, LEASES, NUMBERS, RESTORED, RUNS_BEFORE, State, alerts};
-use crate::Result;
 use crate::audit::{self, ChainEnd, Event};
 use crate::writing::Writing;
+use crate::{Result, ServerError};
 use data_encoding::HEXLOWER;
 use lamassu_format::header::VaultId;
 use redb::ReadableTable;
@@ -23,6 +24,9 @@ pub struct Copied {
     pub hosts: BTreeMap<String, Host>,
     /// by vault, hex: how often a server was started on it
     pub runs: BTreeMap<String, u64>,
+    /// by dataset, hex: the vault that it lies in
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub lies_in: BTreeMap<String, String>,
     /// an upper bound of the number of starts on any vault before this server was made as a backup
     pub runs_before: u64,
     /// the last number of an alert
@@ -35,23 +39,42 @@ pub struct Copied {
 /// Vaults that were restored, and the hosts of each that have not reported yet.
 pub(super) type Restored = BTreeMap<VaultId, BTreeSet<String>>;
 
-/// A host was granted a vault. If that is being restored, the host must report too: it may have used the vault before
-/// the server was lost.
-pub(super) fn wait_also_for(write: &Writing<'_>, vault: &str, host: &str) -> std::result::Result<(), redb::Error> {
-    let id = HEXLOWER.decode(vault.as_bytes()).map_err(|_| damaged())?;
-    let mut restored = write.open_table(RESTORED)?;
-    let Some(row) = restored.get(&id[..])?.map(|row| row.value().to_vec()) else { return Ok(()) };
-    let mut waits_for: BTreeSet<String> = serde_json::from_slice(&row).map_err(|_| damaged())?;
-    waits_for.insert(host.into());
-    restored.insert(&id[..], &serde_json::to_vec(&waits_for).unwrap_or_default()[..])?;
-    Ok(())
-}
-
 fn damaged() -> redb::Error {
     redb::Error::Corrupted("a vault that was put back".into())
 }
 
+impl Copied {
+    fn lies_in(&self) -> Result<LiesIn> {
+        let parse = |id: &String| {
+            let id = HEXLOWER.decode(id.as_bytes()).ok().and_then(|id| id.try_into().ok());
+            id.map(VaultId)
+                .ok_or_else(|| ServerError::Garbled { detail: "a backup has a dataset that does not parse".into() })
+        };
+        self.lies_in.iter().map(|(dataset, around)| Ok((parse(dataset)?, parse(around)?))).collect()
+    }
+}
+
 impl State {
+    /// A host was granted a vault. If that is being restored, or a dataset in it, the host must report too: it may have
+    /// used it before the server was lost.
+    pub(super) fn wait_also_for(
+        &self,
+        write: &Writing<'_>,
+        vault: &str,
+        host: &str,
+    ) -> std::result::Result<(), redb::Error> {
+        let id = HEXLOWER.decode(vault.as_bytes()).ok().and_then(|id| id.try_into().ok());
+        let granted = VaultId(id.ok_or_else(damaged)?);
+        let mut table = write.open_table(RESTORED)?;
+        for vault in self.restored().into_iter().filter(|vault| self.is_within(vault, &granted)) {
+            let Some(row) = table.get(&vault.0[..])?.map(|row| row.value().to_vec()) else { continue };
+            let mut waits_for: BTreeSet<String> = serde_json::from_slice(&row).map_err(|_| damaged())?;
+            waits_for.insert(host.into());
+            table.insert(&vault.0[..], &serde_json::to_vec(&waits_for).unwrap_or_default()[..])?;
+        }
+        Ok(())
+    }
+
     pub(super) fn read_restored(&self) -> Result<Restored> {
         let parsed = |(vault, hosts): (Vec<u8>, Vec<u8>)| {
             let damaged = || self.damaged("a vault that was put back");
@@ -74,10 +97,8 @@ impl State {
     /// `None`: the vault is not being restored.
     pub fn waits_for(&self, vault: &VaultId) -> Option<BTreeSet<String>> {
         let restored = self.restored.read();
-        let (hosts, id) = (self.hosts(), vault.to_string());
-        let may_use =
-            |name: &&String| hosts.get(*name).is_some_and(|host| !host.is_revoked && host.vaults.contains(&id));
-        restored.get(vault).map(|waits_for| waits_for.iter().filter(may_use).cloned().collect())
+        let may_use = self.who_may_use(vault);
+        restored.get(vault).map(|waits_for| waits_for.intersection(&may_use).cloned().collect())
     }
 
     /// Vaults that are being restored.
@@ -138,7 +159,9 @@ impl State {
         let (last, before) = (number(alerts::LAST)?, number(RUNS_BEFORE)?);
         let (hosts, keys) = (self.read_hosts()?, self.copied_keys()?);
         let (last_alert, runs_before) = (last.unwrap_or_default(), before.unwrap_or_default());
-        Ok(Copied { hosts, runs, runs_before, last_alert, keys })
+        let text = |(dataset, around): (VaultId, VaultId)| (dataset.to_string(), around.to_string());
+        let lies_in = self.read_lies_in()?.into_iter().map(text).collect();
+        Ok(Copied { hosts, runs, lies_in, runs_before, last_alert, keys })
     }
 
     /// Makes this the state of a backup, whose sessions are not those of the original server. Each vault is unavailable
@@ -147,6 +170,7 @@ impl State {
     /// # Errors
     /// [`ServerError::Database`].
     pub fn fill(&self, copied: &Copied, vaults: &[VaultId]) -> Result<()> {
+        let lies_in = copied.lies_in()?;
         self.write(|write, events| {
             let (mut hosts, mut leases, mut restored) =
                 (write.open_table(HOSTS)?, write.open_table(LEASES)?, write.open_table(RESTORED)?);
@@ -160,9 +184,9 @@ impl State {
             numbers.insert(RUNS_BEFORE, most)?;
             numbers.insert(alerts::LAST, copied.last_alert)?;
             for vault in vaults {
-                let id = vault.to_string();
-                leases.insert(&lease_key(vault, KEPT, 0)[..], &[][..])?;
-                let may_know = copied.hosts.iter().filter(|(_, host)| !host.is_revoked && host.vaults.contains(&id));
+                leases.insert(&lease_key(vault, KEPT, 0)[..], to_row(lies_in.get(vault)))?;
+                let any: Vec<_> = with_those_around(&lies_in, vault).collect();
+                let may_know = copied.hosts.iter().filter(|(_, host)| host.may_use(&any));
                 let may_know: BTreeSet<_> = may_know.map(|(name, _)| name).collect();
                 restored.insert(&vault.0[..], &serde_json::to_vec(&may_know).unwrap_or_default()[..])?;
             }

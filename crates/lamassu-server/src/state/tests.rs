@@ -146,7 +146,7 @@ fn the_audit_log_keeps_its_chain_when_the_oldest_entries_go() {
     let pending = Pending { host: "one".into(), until: unix_now() + 100, vaults: BTreeSet::new() };
     state.put_token(b"t", &pending, 0).expect("writes");
     state.use_token(b"t", 0, b"k").expect("writes").expect("is good");
-    state.grant("one", "0a", true).expect("writes");
+    state.grant("one", &VaultId([10; 16]).to_string(), true).expect("writes");
     state.revoke("one").expect("writes");
     let (all, place) = audit_of(&state).expect("verifies");
     assert_eq!(all.iter().map(|entry| entry.number).collect::<Vec<_>>(), [1, 2, 3, 4]);

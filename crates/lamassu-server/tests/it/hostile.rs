@@ -38,7 +38,7 @@ fn what_is_not_granted_cannot_be_put_and_what_is_begun_and_left_is_in_nobodys_wa
     Runtime::new().unwrap().block_on(async {
         let anchors = AnchorsClient::new(channel(&lab, "evil"));
         // Without a grant, at once.
-        let first = proto::PutRequest { vault: id_of(&id), rows: Vec::new(), head: Vec::new() };
+        let first = proto::PutRequest { vault: id_of(&id), ..Default::default() };
         let put = anchors.clone().put(tokio_stream::iter([first.clone()])).await;
         assert_eq!(put.unwrap_err().code(), Code::PermissionDenied);
         // More than it may at once: no thread, and no file, is taken by any of them.
@@ -63,7 +63,7 @@ fn what_is_not_granted_cannot_be_put_and_what_is_begun_and_left_is_in_nobodys_wa
         });
         let (send, rows) = mpsc::channel(1);
         let vault = id_of(&tokio::task::block_in_place(|| a.id("store/w")));
-        send.send(proto::PutRequest { vault, rows: Vec::new(), head: Vec::new() }).await.unwrap();
+        send.send(proto::PutRequest { vault, ..Default::default() }).await.unwrap();
         let mut idle = anchors.clone();
         let idle = tokio::spawn(async move { idle.put(ReceiverStream::new(rows)).await.map(drop) });
         // The server makes a file for it.
@@ -284,7 +284,7 @@ fn an_anchor_that_is_lost_is_not_replaced_by_a_copy_of_it() {
     let runtime = Runtime::new().unwrap();
     let put = |lab: &Lab| {
         runtime.block_on(async {
-            let first = proto::PutRequest { vault: id_of(&id), rows: Vec::new(), head: Vec::new() };
+            let first = proto::PutRequest { vault: id_of(&id), ..Default::default() };
             let put = AnchorsClient::new(channel(lab, "a")).put(tokio_stream::iter([first])).await;
             put.unwrap_err()
         })

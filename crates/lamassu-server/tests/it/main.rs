@@ -6,6 +6,7 @@ mod alerts;
 mod clocks;
 mod common;
 mod crowds;
+mod datasets;
 #[cfg(feature = "etcd")]
 mod etcd;
 mod hostile;

@@ -195,7 +195,7 @@ fn put_of(vault: &[u8], rows: &[Change]) -> Vec<proto::PutRequest> {
         packed.extend(batch.push(*space, key, value.as_ref().unwrap()));
     }
     packed.push(batch.rest());
-    packed.into_iter().map(|rows| proto::PutRequest { vault: vault.to_vec(), rows, head: Vec::new() }).collect()
+    packed.into_iter().map(|rows| proto::PutRequest { vault: vault.to_vec(), rows, ..Default::default() }).collect()
 }
 
 #[test]

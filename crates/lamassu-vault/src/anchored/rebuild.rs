@@ -2,6 +2,7 @@
 //! state is taken as the newest; nothing is known of earlier states.
 
 use super::take::{Taken, Taker, damaged};
+use crate::digests::digest_of_dataset;
 use crate::error::io;
 use crate::inode::StoreId;
 use crate::names::Names;
@@ -9,16 +10,33 @@ use crate::root::shown_digest;
 use crate::walk::{Failed, Met, Visit, walk};
 use crate::{Kind, Result, Vault, VaultError};
 use lamassu_anchor::row::Content;
-use lamassu_anchor::table::Table;
-use lamassu_anchor::{Anchor, Builder, ObjectId, Row, TokenKey, VaultRow};
-use lamassu_format::header::VaultHeader;
+use lamassu_anchor::table::{Space, Table};
+use lamassu_anchor::{Anchor, AnchorError, Builder, ObjectId, Row, TokenKey, VaultRow};
+use lamassu_format::header::{VaultHeader, VaultId};
 use lamassu_store::BackendDir;
 use lamassu_store::backend::Listed;
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::io as stdio;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+
+/// Whether the anchor in a table says that a dataset lies in its vault.
+///
+/// # Errors
+/// [`AnchorError::Damaged`]; those of the table.
+pub fn is_dataset_of(table: &dyn Table, dataset: &VaultId) -> std::result::Result<bool, AnchorError> {
+    let (id, mut found) = (digest_of_dataset(dataset), Ok(false));
+    table.scan(Space::Objects, &[], &mut |_, row| {
+        found = Row::decode(row).map(|row| match row.content {
+            Content::Dir { record, .. } => record.is_current(id),
+            _ => false,
+        });
+        if matches!(found, Ok(false)) { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+    })?;
+    found
+}
 
 /// Default degree of trees: 16 children.
 pub const DEGREE_LOG2: u8 = 4;

@@ -30,7 +30,7 @@ pub(crate) fn reconcile(connection: &Connection, vault: VaultId, copy: Option<Ar
     let wanted = connection.call(connection.anchors().reconcile(known))?;
     match copy.filter(|_| wanted.rows) {
         Some((_, copy)) => {
-            let (sent, has) = send_rows(connection, vault, &copy, head)?;
+            let (sent, has) = send_rows(connection, (vault, None), &copy, head)?;
             // Another host may have reported a newer state meanwhile: then the session fetches that.
             if head.is_none() && sent == has { copy.commit(&[sent.change()]) } else { Ok(()) }
         }
@@ -38,12 +38,13 @@ pub(crate) fn reconcile(connection: &Connection, vault: VaultId, copy: Option<Ar
     }
 }
 
-/// Puts the anchor of a vault that the server does not have: all rows of a table, which becomes the copy.
+/// Puts the anchor of a vault that the server does not have: all rows of a table, which becomes the copy. `around`: the
+/// vault that it lies in, if it is a dataset.
 ///
 /// # Errors
 /// [`AnchorError::Server`]; those of the table.
-pub fn put(connection: &Connection, vault: VaultId, table: &DiskTable) -> Result<()> {
-    match send_rows(connection, vault, table, None)? {
+pub fn put(connection: &Connection, vault: VaultId, around: Option<VaultId>, table: &DiskTable) -> Result<()> {
+    match send_rows(connection, (vault, around), table, None)? {
         (sent, has) if sent == has => table.commit(&[sent.change()]),
         _ => Err(connection.garbled("the anchor came to another head")),
     }
@@ -51,7 +52,12 @@ pub fn put(connection: &Connection, vault: VaultId, table: &DiskTable) -> Result
 
 /// Sends all rows of a table; `head`: its head, if it was a server's. Returns the head computed from the rows, and the
 /// head that the server has after that.
-fn send_rows(connection: &Connection, vault: VaultId, table: &DiskTable, head: Option<Head>) -> Result<(Head, Head)> {
+fn send_rows(
+    connection: &Connection,
+    (vault, around): (VaultId, Option<VaultId>),
+    table: &DiskTable,
+    head: Option<Head>,
+) -> Result<(Head, Head)> {
     let (up, rows) = tokio::sync::mpsc::channel(4);
     let all_gone = tokio::sync::Notify::new();
     std::thread::scope(|scope| {
@@ -71,10 +77,11 @@ fn send_rows(connection: &Connection, vault: VaultId, table: &DiskTable, head: O
             sent.map_err(|status| connection.failed(&status))
         });
         let (mut vault, mut head) = (vault.0.to_vec(), head.map_or(Vec::new(), |head| head.0.to_vec()));
+        let mut around = around.map_or(Vec::new(), |around| around.0.to_vec());
         // A server that has refused reads no further. Its answer gives the reason.
         let send = |rows| {
-            let (vault, head) = (std::mem::take(&mut vault), std::mem::take(&mut head));
-            drop(up.blocking_send(proto::PutRequest { vault, rows, head }));
+            let [vault, head, around] = [&mut vault, &mut head, &mut around].map(std::mem::take);
+            drop(up.blocking_send(proto::PutRequest { vault, rows, head, around }));
         };
         let first = in_messages(table, send)?;
         drop(up);

@@ -183,10 +183,15 @@ impl Lab {
         self.serve(&["host", "grant", &format!("@{}", host.name), &format!("@{vault}")]).ok();
     }
 
-    /// A mount ends its session right behind itself.
+    /// The lines about vaults that the server shows.
+    pub fn vaults(&self) -> Vec<String> {
+        self.serve(&["status"]).ok().out.lines().skip(2).map(str::to_owned).collect()
+    }
+
+    /// A mount ends its sessions right behind itself.
     pub fn wait_until_free(&self) {
         let until = Instant::now() + PATIENCE;
-        while !self.serve(&["status"]).ok().out.contains("not in use") {
+        while !self.vaults().iter().all(|vault| vault.contains("not in use")) {
             assert!(Instant::now() < until, "a mount that was taken down keeps its session");
         }
     }

@@ -6,8 +6,10 @@ use crate::open;
 use crate::output::Ui;
 use crate::text;
 use lamassu_anchor::{Anchor, AnchorError, Digest, export};
+use lamassu_format::header::VaultId;
 use lamassu_host::Error as HostError;
-use lamassu_host::anchors::{Access, ImportError, SERVER, disk, refuse_within};
+use lamassu_host::anchors::{Access, ImportError, SERVER, Stayed, disk, refuse_within};
+use lamassu_host::lock::lock_out_writers_below;
 use lamassu_host::{Error, Unsealed};
 use lamassu_keys::Event;
 use lamassu_keys::history::EventKind;
@@ -113,20 +115,39 @@ pub(super) fn note(ui: &Ui, unsealed: &Unsealed, dir: &Path, event: Event) -> Re
     Ok(())
 }
 
+/// Moves the anchors of datasets after that of the vault around them.
+fn move_datasets(ui: &Ui, vault: &VaultId, dir: &Path, server: &str) -> Result<()> {
+    let (moved, stayed) = ui.policy.anchors.move_datasets_to_server(vault, dir, server)?;
+    if moved > 0 {
+        ui.note(format_args!("and those of {moved} datasets in it; who may use the vault may use them"));
+    }
+    for Stayed { stored, error } in &stayed {
+        ui.warn(format_args!(
+            "the anchor of the dataset in {:?} stays where it is, so other hosts cannot open that: {}",
+            dir.join(stored),
+            error.message()
+        ));
+    }
+    Ok(())
+}
+
 pub fn move_to(ui: &Ui, args: &Move) -> Result<()> {
     refuse_mounted(&args.dir)?;
     let (dir, header) = anchored(ui, &args.dir)?;
     if let Some(server) = args.file.to_str().and_then(|file| file.strip_prefix(SERVER)) {
         let _lock = open::lock_out_writers(ui, &dir)?;
+        let _below = lock_out_writers_below(&ui.policy, &dir)?;
         ui.policy.anchors.move_to_server(&header.id(), server)?;
         ui.note(format_args!("the server {server} keeps the anchor from now on"));
-        tell_of_datasets(ui, &dir, "move");
-        return Ok(());
+        return move_datasets(ui, &header.id(), &dir, server);
     }
     disk::check(&args.file, &dir)?;
     let _lock = open::lock_out_writers(ui, &dir)?;
     let (from, to) = ui.policy.anchors.move_to(&header.id(), &dir, &args.file)?;
     ui.note(format_args!("moved {} to {}", from.display(), to.display()));
+    if from.to_str().is_some_and(|from| from.starts_with(SERVER)) {
+        tell_of_datasets(ui, &dir, "move");
+    }
     if let Some(warning) = disk::open_to_others(&to) {
         ui.warn(warning);
     }

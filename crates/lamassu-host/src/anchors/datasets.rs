@@ -1,0 +1,121 @@
+//! Anchors of datasets at servers. A dataset whose anchor this host does not know of is looked for at the server that
+//! keeps the anchor of the vault around it. That vault's anchor says which datasets lie in it, so a store that shows
+//! another one there gets nobody any rights.
+
+use super::{Access, Anchors, Made, Open};
+use crate::{Error, Result};
+use lamassu_anchor::head::Head;
+use lamassu_anchor::table::{DiskTable, Table};
+use lamassu_format::header::{VaultHeader, VaultId};
+use lamassu_format::name;
+use lamassu_keys::header_file;
+use lamassu_rpc::host::{give_up, put};
+use lamassu_vault::anchor::is_dataset_of;
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, MutexGuard, PoisonError};
+
+/// A dataset whose anchor stayed where it was when that of the vault around it moved to a server.
+#[derive(Debug)]
+pub struct Stayed {
+    /// its path in the store, relative to the vault's directory
+    pub stored: PathBuf,
+    /// the reason
+    pub error: Error,
+}
+
+impl Anchors {
+    /// Notes that a dataset lies in another vault, as the anchor of that vault says.
+    pub(crate) fn lies_in(&self, dataset: &VaultId, around: &VaultId) {
+        self.around().insert(*dataset, *around);
+    }
+
+    fn around(&self) -> MutexGuard<'_, HashMap<VaultId, VaultId>> {
+        self.shared.around.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The server at which to look for the anchor of a dataset that has none on this host.
+    pub(super) fn server_of_around(&self, dataset: &VaultId) -> Result<Option<String>> {
+        let around = self.around().get(dataset).copied();
+        let is_here = || self.usual(dataset).is_some_and(|file| file.symlink_metadata().is_ok());
+        match around.filter(|_| !is_here()) {
+            Some(around) => self.server_of(&around),
+            None => Ok(None),
+        }
+    }
+
+    /// Removes the anchor of a dataset that no longer exists, also from its server.
+    ///
+    /// # Errors
+    /// [`Error::Local`]; [`AnchorError::Server`], for example if another host has a session of it.
+    pub(crate) fn remove_with_server(&self, dataset: &VaultId) -> Result<()> {
+        if let Some(server) = self.server_of(dataset)? {
+            // Waits for a thread that is closing it.
+            let _ = self.opened().get(dataset).and_then(Open::get);
+            let copy = self.usual(dataset).ok_or(Error::NoAnchorPlace)?;
+            let table = self.session(&server, dataset, Access::Write, &copy)?;
+            give_up(table.session())?;
+        }
+        self.remove(dataset)
+    }
+
+    /// Puts the anchors of the datasets in the vault in `dir` at the server to which its own was moved. Those that the
+    /// vault's anchor does not know are left. The caller must keep writers out of all of them.
+    ///
+    /// # Errors
+    /// Those of listing the datasets. A dataset whose anchor cannot be moved is in the result.
+    pub fn move_datasets_to_server(&self, vault: &VaultId, dir: &Path, server: &str) -> Result<(usize, Vec<Stayed>)> {
+        let mut below =
+            lamassu_vault::datasets_below(dir).map_err(|source| Error::CannotList { dir: dir.into(), source })?;
+        // A dataset after the one that it lies in.
+        below.sort();
+        let (mut known, mut stayed) = (HashMap::from([(PathBuf::new(), *vault)]), Vec::new());
+        for stored in below {
+            let around = stored.ancestors().skip(1).find_map(|above| known.get(above)).copied().unwrap_or(*vault);
+            match self.move_dataset(&dir.join(&stored), &around, server) {
+                Ok(Some(id)) => drop(known.insert(stored, id)),
+                Ok(None) => {}
+                Err(error) => stayed.push(Stayed { stored, error }),
+            }
+        }
+        Ok((known.len() - 1, stayed))
+    }
+
+    /// Returns the dataset's id; `None`: it has no anchor.
+    fn move_dataset(&self, dir: &Path, around: &VaultId, server: &str) -> Result<Option<VaultId>> {
+        let header: VaultHeader = header_file::read(&dir.join(name::HEADER))?;
+        if !header.is_anchored() {
+            return Ok(None);
+        }
+        let id = header.id();
+        let (_, table) = self.look(around)?;
+        // The header is not authenticated: it may name any vault of this host.
+        if !is_dataset_of(&table, &id)? {
+            return Err(super::proof::outdated(super::proof::HEADER));
+        }
+        self.move_to_server_in(&id, server, Some(*around))?;
+        Ok(Some(id))
+    }
+}
+
+impl Made {
+    /// Keeps the anchor of a new dataset where that of the vault around it is: at its server, if there is one.
+    ///
+    /// # Errors
+    /// Those of the server. Then the anchor is removed, and so must be the dataset.
+    pub(crate) fn keep_below(mut self, around: &VaultId) -> Result<()> {
+        if let Some(server) = self.anchors.server_of(around)? {
+            let connection = self.anchors.connection(&server)?;
+            let while_open = self.anchor.take().map(|anchor| anchor.while_open());
+            self.anchors.opened().remove(&self.vault);
+            // Those who registered the header have it open no longer.
+            debug_assert!(while_open.is_none_or(|open| open.strong_count() == 0));
+            let table = Arc::new(DiskTable::open(&self.path)?);
+            table.commit(&[Head::none()])?;
+            self.anchors.remember_server(&self.vault, &server)?;
+            put(&connection, self.vault, Some(*around), &table)?;
+        }
+        self.is_kept = true;
+        Ok(())
+    }
+}

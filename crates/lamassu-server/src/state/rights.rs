@@ -1,0 +1,150 @@
+//! Who may use a vault: hosts that were granted it, or a vault that it lies in, if it is a dataset. The vault around a
+//! dataset is noted with the dataset's anchor.
+
+use super::leases::KEPT;
+use super::{Host, State};
+use crate::Result;
+use data_encoding::HEXLOWER;
+use lamassu_format::header::VaultId;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The vault around each dataset.
+pub(super) type LiesIn = BTreeMap<VaultId, VaultId>;
+
+/// The greatest depth of nested datasets for which grants are inherited. It also ends the search if rows that were
+/// damaged, or came from different backups, form a circle.
+const DEPTH_MAX: usize = 32;
+
+/// The value of the row that notes that an anchor is kept here.
+pub(super) fn to_row(around: Option<&VaultId>) -> &[u8] {
+    around.map_or(&[], |around| &around.0)
+}
+
+/// A vault, and those that it lies in, from the inside out.
+pub(super) fn with_those_around(lies_in: &LiesIn, vault: &VaultId) -> impl Iterator<Item = VaultId> {
+    std::iter::successors(Some(*vault), |inner| lies_in.get(inner).copied()).take(DEPTH_MAX)
+}
+
+impl Host {
+    /// Whether it may use one of these vaults.
+    pub(super) fn may_use(&self, any: &[VaultId]) -> bool {
+        !self.is_revoked && any.iter().any(|vault| self.vaults.contains(&vault.to_string()))
+    }
+}
+
+impl State {
+    /// Whether this key belongs to a host which may use a vault now: it was granted, or one that it lies in.
+    pub fn may_use(&self, key: &[u8], vault: &VaultId) -> bool {
+        let (key, any) = (HEXLOWER.encode(key), self.with_those_around(vault).collect::<Vec<_>>());
+        self.hosts().values().any(|host| host.key == key && host.may_use(&any))
+    }
+
+    /// The hosts that may use a vault now.
+    pub fn who_may_use(&self, vault: &VaultId) -> BTreeSet<String> {
+        let any: Vec<_> = self.with_those_around(vault).collect();
+        let hosts = self.hosts();
+        hosts.iter().filter(|(_, host)| host.may_use(&any)).map(|(name, _)| name.clone()).collect()
+    }
+
+    pub(super) fn read_lies_in(&self) -> Result<LiesIn> {
+        let parsed = |(vault, around): (VaultId, Vec<u8>)| match around.len() {
+            0 => None,
+            _ => Some(around.try_into().map(|around| (vault, VaultId(around))).map_err(|_| self.damaged("a dataset"))),
+        };
+        self.of_kind(KEPT)?.into_iter().filter_map(parsed).collect()
+    }
+
+    /// Brings the copy in memory up to date.
+    pub(super) fn look_at_datasets(&self) -> Result<()> {
+        let lies_in = self.read_lies_in()?;
+        *self.lies_in.write() = lies_in;
+        Ok(())
+    }
+
+    /// The vault that a dataset lies in; `None`: it is not known as a dataset.
+    pub fn around(&self, vault: &VaultId) -> Option<VaultId> {
+        self.lies_in.read().get(vault).copied()
+    }
+
+    /// A vault, and those that it lies in, from the inside out.
+    pub fn with_those_around(&self, vault: &VaultId) -> impl Iterator<Item = VaultId> + use<> {
+        with_those_around(&self.lies_in.read(), vault).collect::<Vec<_>>().into_iter()
+    }
+
+    /// Whether a vault is `around`, or lies in it.
+    pub fn is_within(&self, vault: &VaultId, around: &VaultId) -> bool {
+        self.with_those_around(vault).any(|one| one == *around)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::state::Pending;
+
+    const VAULT: VaultId = VaultId([1; 16]);
+    const INNER: VaultId = VaultId([2; 16]);
+    const INMOST: VaultId = VaultId([3; 16]);
+    const KEY: &[u8] = b"key";
+
+    fn state() -> (tempfile::TempDir, State) {
+        let dir = tempfile::tempdir().expect("makes a directory");
+        let state = State::make(dir.path()).expect("makes");
+        let pending = Pending { host: "h".into(), until: u64::MAX, vaults: BTreeSet::new() };
+        state.put_token(b"t", &pending, 0).expect("writes");
+        state.use_token(b"t", 0, KEY).expect("writes").expect("joins");
+        (dir, state)
+    }
+
+    /// Also after the state was opened again.
+    #[test]
+    fn who_may_use_a_vault_may_use_the_datasets_in_it_and_no_others() {
+        let (dir, state) = state();
+        state.note_kept("h", &VAULT, None).expect("writes");
+        state.note_kept("h", &INNER, Some(&VAULT)).expect("writes");
+        state.note_kept("h", &INMOST, Some(&INNER)).expect("writes");
+        let may = |state: &State| [VAULT, INNER, INMOST].map(|vault| state.may_use(KEY, &vault));
+        assert_eq!(may(&state), [false; 3]);
+        state.grant("h", &INNER.to_string(), true).expect("grants");
+        assert_eq!(may(&state), [false, true, true], "a dataset can be granted alone");
+        state.grant("h", &INNER.to_string(), false).expect("ends the grant");
+        state.grant("h", &VAULT.to_string(), true).expect("grants");
+        assert_eq!(may(&state), [true; 3]);
+        assert!(!state.may_use(b"other", &INMOST));
+        drop(state);
+        let state = State::open(dir.path()).expect("opens");
+        assert_eq!(may(&state), [true; 3]);
+        state.will_put_away(&INNER).expect("writes");
+        assert_eq!(may(&state), [true, false, false], "its anchor is no longer here");
+        state.revoke("h").expect("revokes");
+        assert_eq!(may(&state), [false; 3]);
+    }
+
+    #[test]
+    fn a_circle_ends() {
+        let (_dir, state) = state();
+        state.note_kept("h", &VAULT, Some(&INNER)).expect("writes");
+        state.note_kept("h", &INNER, Some(&VAULT)).expect("writes");
+        assert!(!state.may_use(KEY, &VAULT));
+        assert!(state.is_within(&VAULT, &INNER) && state.is_within(&INNER, &VAULT));
+        assert!(!state.is_within(&VAULT, &INMOST));
+    }
+
+    /// A host that is granted the vault around a dataset may have used the dataset before the server was lost.
+    #[test]
+    fn who_is_granted_the_vault_around_a_restored_dataset_reports_too() {
+        let (_dir, state) = state();
+        state.note_kept("h", &INNER, Some(&VAULT)).expect("writes");
+        let backup = tempfile::tempdir().expect("makes a directory");
+        let made = State::make(backup.path()).expect("makes");
+        made.fill(&state.copied().expect("copies"), &[VAULT, INNER]).expect("fills");
+        drop(made);
+        let restored = State::open(backup.path()).expect("opens");
+        assert_eq!(restored.around(&INNER), Some(VAULT));
+        assert_eq!(restored.waits_for(&INNER), Some(BTreeSet::new()));
+        restored.grant("h", &VAULT.to_string(), true).expect("grants");
+        let waits_for = BTreeSet::from(["h".to_owned()]);
+        assert_eq!(restored.waits_for(&INNER).as_ref(), Some(&waits_for));
+        assert_eq!(restored.waits_for(&VAULT), Some(waits_for));
+    }
+}
