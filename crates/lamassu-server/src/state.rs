@@ -21,7 +21,6 @@ use crate::writing::{AnyTable, RowChange, Writing};
 use crate::{Result, ServerError};
 use bell::Bell;
 use data_encoding::HEXLOWER;
-use lamassu_format::header::VaultId;
 use lamassu_keys::unix_now;
 use parking_lot::{Mutex, RwLock};
 use redb::backends::InMemoryBackend;

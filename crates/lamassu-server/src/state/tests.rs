@@ -1,4 +1,5 @@
 use super::*;
+use lamassu_format::header::VaultId;
 use crate::audit::{Kept, Why};
 use crate::state::leases::{Lasting, Use};
 use lamassu_lease::server::{Change, Durable};
