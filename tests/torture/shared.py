@@ -80,7 +80,13 @@ class Run:
     def fill_tree(self):
         """By a program of the first host, in its namespaces."""
         top = self.machines[0].mnt / "t"
-        script = "import os, sys\nfor name in ('', '/r', '/n', '/n/0', '/n/1', '/l', '/p', '/c'): os.mkdir(sys.argv[1] + name)\n"
+        # With an odd seed some of the directories are datasets, which hosts have in turns of their own.
+        datasets = {"/r", "/n", "/c"} if self.seed % 2 else set()
+        self.machines[0].host.run("mkdir", top)
+        for name in sorted(datasets):
+            self.machines[0].lamassu("dataset", "create", f"{top}{name}")
+        plain = [name for name in ("/r", "/n", "/n/0", "/n/1", "/l", "/p", "/c") if name not in datasets]
+        script = f"import os, sys\nfor name in {plain}: os.mkdir(sys.argv[1] + name)\n"
         script += "for name in ('whole', 'range'): open(f'{sys.argv[1]}/c/{name}', 'w').write('0')\n"
         script += "for number in range(int(sys.argv[2])):\n    fd = os.open(f'{sys.argv[1]}/r/{number}', os.O_CREAT | os.O_WRONLY, 0o600)\n"
         script += "    for place in sys.argv[3].split(): os.pwrite(fd, (b'first'.ljust(16, b'.') * 256), 4096 * int(place))\n    os.fsync(fd)\n"

@@ -6,9 +6,11 @@ use crate::control::protocol::{Answer, Caller, Channel, Failed, MESSAGE_LEN_MAX,
 use crate::datasets;
 use crate::rotation::epochs;
 use crate::serve::Served;
-use crate::{Error, Result, slots};
+use crate::{Error, Result, slots, turns};
 use data_encoding::HEXLOWER;
 use lamassu_keys::{Role, Terms};
+use lamassu_vault::forest::root_of;
+use lamassu_vault::turns::Need;
 use lamassu_vault::{Ino, VaultError};
 use serde::Serialize;
 use std::path::PathBuf;
@@ -63,6 +65,8 @@ impl Served {
                 Ok((removed.to_string(), event))
             })?),
             Request::Epochs {} => {
+                // The keys of a dataset are there from its first turn on.
+                drop(turns::hold(self.forest(), root_of(self.member(dir)?), Need::LOOK));
                 let kept = self.keeper().kept();
                 let kept = kept.get(&self.member(dir)?).ok_or(VaultError::KeyNotLoaded)?;
                 done(&epochs(kept.keys.keychain()))
@@ -130,6 +134,12 @@ fn works_by_turns(request: &Request) -> bool {
             | Request::ProfileStart { .. }
             | Request::JobStatus { .. }
             | Request::JobCancel { .. }
+            | Request::CreateDataset { .. }
+            | Request::ListDatasets { .. }
+            | Request::SetDataset { .. }
+            | Request::DestroyDataset { .. }
+            | Request::Unload {}
+            | Request::Load { .. }
     )
 }
 

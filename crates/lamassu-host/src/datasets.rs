@@ -1,17 +1,20 @@
 //! Datasets of a served vault: made, listed, changed, destroyed, unloaded and loaded. A command that opens a vault
 //! itself uses the same code in its own process.
 
+mod load;
+
 use crate::compression::{self, Chosen};
 use crate::control::protocol::{Caller, DatasetSpec, Datasets, Listed, MESSAGE_LEN_MAX, Parcel, Properties, Unseen};
 use crate::error::At;
 use crate::serve::Served;
-use crate::{Error, Result, hex};
+use crate::{Error, Result, hex, turns};
 use lamassu_format::header::{Caching, Header, NameMode, VaultHeader, Verified};
 use lamassu_format::{Domain, Geometry, Suite, name};
 use lamassu_keys::dataset::inherits;
 use lamassu_keys::history::EventKind;
 use lamassu_keys::{Argon2Params, Event, Material, NewDataset, NewSlot, Update, create_dataset, unix_now};
-use lamassu_vault::forest::{Number, ROOT_MEMBER, State, local, member_of};
+use lamassu_vault::forest::{Number, ROOT_MEMBER, State, local, member_of, root_of};
+use lamassu_vault::turns::Need;
 use lamassu_vault::{EntryRef, FileSystem, Ino, Owner, Vault, VaultError};
 use serde::Serialize;
 use std::collections::HashMap;
@@ -70,7 +73,10 @@ fn json_len(value: &impl Serialize) -> Result<usize> {
 
 impl Served {
     /// Refuses callers other than root, the user who mounted, and the directory's owner.
+    ///
+    /// With turns it takes one: the caller has none.
     fn may_work_in(&self, caller: &Caller, dir: Ino) -> Result<()> {
+        let _turn = turns::hold_shown(self.forest(), dir, Need::LOOK);
         if caller.is_owner || self.forest().getattr(dir, None)?.uid == caller.uid {
             return Ok(());
         }
@@ -117,10 +123,14 @@ impl Served {
         if !caller.is_owner && own.is_some() {
             return Err(Error::NotPermitted);
         }
-        self.forest().at(dir)?;
         let above = member_of(dir);
-        self.may_add(caller, dir)?;
+        {
+            let _turn = turns::hold(self.forest(), dir, Need::LOOK);
+            self.forest().at(dir)?;
+            self.may_add(caller, dir)?;
+        }
         self.has_datasets(above)?;
+        let turn = turns::hold(self.forest(), dir, Need::CHANGE);
         let (mut header, keys) = self.new_header(above, spec, own)?;
         let (id, base) = (header.id(), self.keeper().place(above)?);
         let owner = Owner { uid: caller.uid, gid: caller.gid, umask: 0 };
@@ -140,8 +150,12 @@ impl Served {
         let member = made.at(Path::new(name))?;
         let event = Event::new(EventKind::DatasetCreated).by(caller.uid).detail("dataset", id.to_string());
         self.note(above, event.detail("name", Path::new(name).display()));
+        drop(turn);
+        self.forest().changed_beside_kernel(dir, name);
         // The key is here now, so the dataset is opened at once. One that inherits is opened when it is entered.
-        if !spec.inherit {
+        if !spec.inherit && self.is_by_turns() {
+            self.keeper().bring(member, keys);
+        } else if !spec.inherit {
             let opening = || self.keeper().opening(member, Some(above), header, keys);
             let opened = self.forest().load(member, opening);
             opened.map_err(|source: Error| Error::MadeNotOpen { source: Box::new(source) })?;
@@ -151,12 +165,17 @@ impl Served {
 
     /// Marks in a vault's header that it has datasets. This is not undone if making the first one fails.
     fn has_datasets(&self, member: Number) -> Result<()> {
-        let vault = self.forest().vault(member).ok_or(VaultError::KeyNotLoaded)?;
-        if vault.has_datasets() {
-            return Ok(());
+        {
+            let _turn = turns::hold(self.forest(), root_of(member), Need::LOOK);
+            if self.forest().vault(member).ok_or(VaultError::KeyNotLoaded)?.has_datasets() {
+                return Ok(());
+            }
         }
         self.change_without_event(member, |keys, header| Ok(keys.allow_datasets(header)?))?;
-        vault.allow_datasets();
+        // With turns, the next one opens the vault by the new header.
+        if let Some(vault) = self.forest().vault(member) {
+            vault.allow_datasets();
+        }
         Ok(())
     }
 
@@ -238,6 +257,7 @@ impl Served {
     /// fit into an answer.
     pub fn list_datasets(&self, caller: &Caller, dir: Ino, after: Option<&str>) -> Result<Datasets> {
         self.may_work_in(caller, dir)?;
+        let _turn = turns::hold(self.forest(), dir, Need::LOOK);
         if self.forest().vault(member_of(dir)).is_none() {
             return Err(VaultError::KeyNotLoaded.into());
         }
@@ -306,13 +326,19 @@ impl Served {
         let root = self.forest().resolve_from(above, plain.as_os_str())?.attr.ino;
         all.datasets.push(self.described(member_of(root), shown)?);
         match self.forest().member(member_of(root))?.state {
-            State::Loaded => self.list_below(root, shown, eyes, all),
+            State::Loaded => {
+                let _turn = turns::hold(self.forest(), root, Need::LOOK);
+                self.list_below(root, shown, eyes, all)
+            }
             State::Sighted | State::Locked | State::Unloaded => Ok(()),
         }
     }
 
     fn described(&self, member: Number, shown: &Path) -> Result<Listed> {
-        let header = self.forest().header(member)?;
+        let header = match self.is_by_turns() {
+            true => self.forest().stored_header(member),
+            false => self.forest().header(member),
+        }?;
         let header = header.described();
         let state = match self.forest().member(member)?.state {
             State::Loaded => "loaded",
@@ -352,7 +378,10 @@ impl Served {
     ) -> Result<Option<String>> {
         let member = self.member(dir)?;
         // Its keys are needed to change its header: opens it if it was only listed.
-        self.forest().at(dir)?;
+        {
+            let _turn = turns::hold(self.forest(), dir, Need::LOOK);
+            self.forest().at(dir)?;
+        }
         let above = self.forest().parent(member);
         let integrity = known(set.integrity.as_deref(), Verified::from_name)?;
         let cache = known(set.cache.as_deref(), Caching::from_name)?;
@@ -360,6 +389,7 @@ impl Served {
             return Err(Error::NotADataset);
         }
         let chosen = set.compress.as_deref().map(str::parse).transpose().map_err(|_| Error::GarbledRequest)?;
+        let parent = above.filter(|_| inherit == Some(true)).map(|above| self.keeper().ring(above)).transpose()?;
         let removed = self.change(caller, member, |keys, header| {
             if integrity == Some(Some(Verified::Metadata)) && header.suite().is_malleable() {
                 return Err(Error::SuiteNeedsFull { suite: header.suite().name() });
@@ -383,8 +413,7 @@ impl Served {
             let mut removed = None;
             match inherit {
                 Some(true) if !inherits(header) => {
-                    let parent = above.and_then(|n| self.forest().vault(n)).ok_or(VaultError::KeyNotLoaded)?;
-                    keys.add_parent_slot(header, parent.ring(), unix_now())?;
+                    keys.add_parent_slot(header, parent.as_ref().ok_or(VaultError::KeyNotLoaded)?, unix_now())?;
                 }
                 Some(false) if inherits(header) => {
                     removed = Some(keys.remove_parent_slot(header)?.to_string());
@@ -403,57 +432,6 @@ impl Served {
             }
         }
         Ok(removed)
-    }
-
-    /// Unloads and removes a dataset.
-    pub fn destroy_dataset(&self, caller: &Caller, dir: Ino, forced: bool) -> Result<()> {
-        let member = self.member(dir)?;
-        let above = self.forest().parent(member).ok_or(Error::NotADataset)?;
-        if self.is_read_only() {
-            return Err(Error::ReadOnlyMount);
-        }
-        let id = self.forest().member(member)?.id;
-        self.end_jobs(member);
-        self.forest().destroy(member, forced)?;
-        if let Err(error) = self.policy().anchors.remove_with_server(&id) {
-            tracing::warn!(%error, "the anchor of the dataset that was destroyed is left");
-        }
-        self.note(above, Event::new(EventKind::DatasetDestroyed).by(caller.uid).detail("dataset", id.to_string()));
-        Ok(())
-    }
-
-    /// Closes a vault and those in it, and drops their keys.
-    pub fn unload(&self, caller: &Caller, dir: Ino) -> Result<bool> {
-        let member = self.member(dir)?;
-        if member == ROOT_MEMBER && !caller.is_owner {
-            return Err(Error::NotPermitted);
-        }
-        self.may_work_in(caller, dir)?;
-        self.end_jobs(member);
-        Ok(self.forest().unload(member)?)
-    }
-
-    /// Opens a vault again: with the keys of the vault around it, or with a key in the request.
-    pub fn load(&self, caller: &Caller, dir: Ino, brought: Option<(&Material, Option<u32>)>) -> Result<()> {
-        let member = self.member(dir)?;
-        self.may_work_in(caller, dir)?;
-        let Some((material, slot)) = brought else {
-            self.forest().load_again(member)?;
-            return Ok(());
-        };
-        if !caller.is_owner {
-            return Err(Error::NotPermitted);
-        }
-        let header = self.forest().header(member)?;
-        let (header, unlocked) = header.verified(|header| self.policy().try_slots(header, material, slot))?;
-        let pinned = match member {
-            ROOT_MEMBER => self.policy().pins.of(&header.id())?,
-            _ => self.policy().pins.known(&header.id())?,
-        };
-        lamassu_keys::admin::check_pinned(&header, &pinned)?;
-        let opening = || self.keeper().opening(member, self.forest().parent(member), header, unlocked);
-        self.forest().load(member, opening)?;
-        Ok(())
     }
 }
 

@@ -342,9 +342,6 @@ pub enum Error {
     /// The user's: a vault that lies on this host alone is to be shared.
     #[error("the vault's anchor is kept on this host: `lamassu anchor move DIR server://HOST` lets other hosts use it")]
     NotAtServer,
-    /// The user's: a vault is to be shared that cannot be yet.
-    #[error("there are datasets in the vault, or may be: such a vault cannot be mounted on several hosts at once yet")]
-    SharedDatasets,
     /// The user's: a change of a frozen store.
     #[error("the vault is frozen: `lamassu thaw` it first")]
     Frozen,

@@ -1,25 +1,28 @@
 //! The keys of all vaults that are open in this process, by member. Those of datasets are loaded when a dataset is
 //! entered, and dropped when it is unloaded.
 
+mod by_turns;
+
 use crate::anchors::{self, Access, NewTrees, check};
 use crate::control::counters::{Counters, Operation};
-use crate::{Error, Place, Policy, Result, backend, guard};
+use crate::{Error, Place, Policy, Result, backend, guard, turns};
 use lamassu_anchor::table::Standing;
 use lamassu_anchor::{Anchor, Digest, VaultRow};
 use lamassu_crypto::KeyRing;
 use lamassu_format::header::{Caching, Header, VaultHeader, VaultId, Verified};
-use lamassu_format::name;
+use lamassu_format::{Suite, name};
 use lamassu_keys::history::EventKind;
 use lamassu_keys::{Event, FileError, History, KeyError, Unlocked, admin, header_file, unlock_by_parent, witness};
 use lamassu_store::Backend;
 use lamassu_vault::event::Events;
 use lamassu_vault::forest::{Number, Opener, Opening, ROOT_MEMBER};
+use lamassu_vault::locks::Locks;
+use lamassu_vault::turns::Turns;
 use lamassu_vault::{Forest, Integrity, Options, Vault, VaultError};
 use std::collections::HashMap;
 use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
-use std::time::{Duration, Instant};
 
 /// What is kept for an open vault.
 pub struct Kept {
@@ -27,6 +30,9 @@ pub struct Kept {
     id: VaultId,
     /// the keys that opened it
     pub keys: Unlocked,
+    suite: Suite,
+    /// of an open vault, by turns
+    by_turns: Option<by_turns::InTurns>,
     /// the header's properties for datasets that do not set their own
     integrity: Integrity,
     cached: bool,
@@ -48,9 +54,6 @@ impl Headers {
     }
 }
 
-/// How long the store may take to show the header that another host has put there, and how often to look.
-const SHOWN_WITHIN: Duration = Duration::from_secs(2);
-const LOOK_AGAIN: Duration = Duration::from_millis(50);
 /// How often a header is read again that other processes replace meanwhile.
 const LOOKS_MAX: u32 = 5;
 
@@ -74,6 +77,8 @@ pub struct Keeper {
     policy: Policy,
     counters: Arc<Counters>,
     kept: Mutex<HashMap<Number, Kept>>,
+    /// Keys that open datasets when their turns begin.
+    brought: Mutex<HashMap<Number, Unlocked>>,
     headers: Headers,
     forest: OnceLock<Weak<Forest>>,
     me: Weak<Keeper>,
@@ -90,6 +95,7 @@ impl Keeper {
             policy,
             counters: Arc::default(),
             kept: Mutex::default(),
+            brought: Mutex::default(),
             headers: Headers::default(),
             forest: OnceLock::new(),
             me: me.clone(),
@@ -131,9 +137,10 @@ impl Keeper {
 
     /// The present directory of a member's vault, for messages. To open files in it, use [`Keeper::place`].
     pub fn dir(&self, member: Number) -> Result<PathBuf, VaultError> {
-        match member {
-            ROOT_MEMBER => Ok(self.own.dir().into()),
-            _ => Ok(self.own.dir().join(self.stored_dir(member)?)),
+        match self.place_by_turns(member) {
+            Some(place) => Ok(place.dir().into()),
+            None if member == ROOT_MEMBER => Ok(self.own.dir().into()),
+            None => Ok(self.own.dir().join(self.stored_dir(member)?)),
         }
     }
 
@@ -142,9 +149,10 @@ impl Keeper {
     /// # Errors
     /// [`VaultError::KeyNotLoaded`]; [`Error::Backing`], also if there is a link in the path now.
     pub fn place(&self, member: Number) -> Result<Place> {
-        match member {
-            ROOT_MEMBER => self.own.again(),
-            _ => self.own.below(&self.stored_dir(member)?),
+        match self.place_by_turns(member) {
+            Some(place) => Ok(place),
+            None if member == ROOT_MEMBER => self.own.again(),
+            None => self.own.below(&self.stored_dir(member)?),
         }
     }
 
@@ -211,7 +219,23 @@ impl Keeper {
         self.policy.check_small_files(header.convergent_small_files())?;
         let ring = keys.key_ring(header.suite())?;
         let read_only = self.options.read_only || header.is_snapshot();
-        let mut kept = self.kept();
+        let (integrity, cached) = self.settings(parent, &header);
+        let cache = header.cache();
+        if let Some(anchor) = anchor.as_ref().filter(|anchor| anchor.may_end() && self.mountpoint.is_some()) {
+            let me = self.me.clone();
+            guard::start(move || me.upgrade()?.forest().ok(), anchor)?;
+        }
+        let (id, suite) = (header.id(), header.suite());
+        self.kept()
+            .insert(member, Kept { id, keys, suite, by_turns: None, integrity, cached, cache, anchor: anchor.clone() });
+        let approved_only = self.policy.is_approved_only();
+        let options = Options { integrity, read_only, approved_only, anchor, ..self.options.clone() };
+        Ok(Opening { header, ring, options, cached })
+    }
+
+    /// How a vault with this header is verified, and whether the kernel may cache its contents.
+    fn settings(&self, parent: Option<Number>, header: &VaultHeader) -> (Integrity, bool) {
+        let kept = self.kept();
         let above = parent.and_then(|parent| kept.get(&parent));
         let (integrity, cached) = above.map_or((self.options.integrity, self.cached), |k| (k.integrity, k.cached));
         let integrity = match header.integrity() {
@@ -221,17 +245,7 @@ impl Keeper {
             Some(Verified::Full) => Integrity::Full,
             Some(Verified::Metadata) => Integrity::Metadata,
         };
-        let cache = header.cache();
-        let cached = self.caches(cache, cached);
-        if let Some(anchor) = anchor.as_ref().filter(|anchor| anchor.may_end() && self.mountpoint.is_some()) {
-            let me = self.me.clone();
-            guard::start(move || me.upgrade()?.forest().ok(), anchor)?;
-        }
-        let id = header.id();
-        kept.insert(member, Kept { id, keys, integrity, cached, cache, anchor: anchor.clone() });
-        let approved_only = self.policy.is_approved_only();
-        let options = Options { integrity, read_only, approved_only, anchor, ..self.options.clone() };
-        Ok(Opening { header, ring, options, cached })
+        (integrity, self.caches(header.cache(), cached))
     }
 
     /// The newest header of a member's vault, by its anchor: the one that was read, or the one that has replaced it.
@@ -281,44 +295,6 @@ impl Keeper {
         }
     }
 
-    /// Takes over the header of a vault that hosts use by turns, which another host has replaced. Called in a turn,
-    /// with the turn's anchor. Epochs that it has in addition come into `ring`.
-    ///
-    /// # Errors
-    /// [`VaultError::Outdated`] if the store does not show the newest; those of keys that this process cannot use.
-    pub(crate) fn take_header(&self, anchor: &Anchor, access: Access, ring: &KeyRing) -> Result<VaultHeader> {
-        let until = Instant::now() + SHOWN_WITHIN;
-        loop {
-            match self.shown_header(anchor, access, ring) {
-                // A network file system may show the one before for a moment.
-                Err(error) if anchors::is_older_header(&error) && Instant::now() < until => {
-                    std::thread::sleep(LOOK_AGAIN);
-                }
-                header => return header,
-            }
-        }
-    }
-
-    fn shown_header(&self, anchor: &Anchor, access: Access, ring: &KeyRing) -> Result<VaultHeader> {
-        let place = self.place(ROOT_MEMBER)?;
-        let header: VaultHeader = header_file::read(&place.file(name::HEADER))?;
-        if header.has_datasets() {
-            return Err(Error::SharedDatasets);
-        }
-        self.alone_with(header.id(), || {
-            let mut kept = self.kept();
-            let keys = &mut kept.get_mut(&ROOT_MEMBER).ok_or(VaultError::KeyNotLoaded)?.keys;
-            let mut now = keys.reopen(&header)?;
-            check(anchor, access, &header, &now, &place.path())?;
-            self.policy.check_oblivious(header.keys().keychain.oblivious)?;
-            self.can_use(&now, keys)?;
-            now.saw(&header);
-            now.update_ring(ring);
-            *keys = now;
-            Ok(header)
-        })
-    }
-
     /// Drops the anchor of a member: each turn opens it again.
     pub(crate) fn forget_anchor(&self, member: Number) {
         if let Some(kept) = self.kept().get_mut(&member) {
@@ -336,8 +312,7 @@ impl Keeper {
 
     /// The trees by which the anchor of an open member verifies files; `None`: it has no anchor.
     pub(crate) fn trees(&self, member: Number) -> Option<NewTrees> {
-        let kept = self.kept();
-        let VaultRow { degree_log2, blocks, .. } = kept.get(&member)?.anchor.as_ref()?.vault();
+        let VaultRow { degree_log2, blocks, .. } = self.vault(member).ok()?.options().anchor.as_ref()?.vault();
         Some(NewTrees { degree_log2, blocks })
     }
 
@@ -414,16 +389,16 @@ impl Keeper {
         Ok(())
     }
 
-    fn open_dataset(
+    /// The keys of a dataset by those of the vault around it; `None`: they do not open it.
+    fn keys_by_parent(
         &self,
         member: Number,
-        parent: Number,
-        above: &Vault,
-        header: VaultHeader,
-    ) -> lamassu_vault::Result<Option<Opening>> {
+        header: &VaultHeader,
+        above: &KeyRing,
+    ) -> lamassu_vault::Result<Option<Unlocked>> {
         let refused =
             |error: &dyn std::fmt::Display| VaultError::Damaged { what: "dataset header", stored: error.to_string() };
-        let keys = match unlock_by_parent(&header, above.ring()) {
+        let keys = match unlock_by_parent(header, above) {
             Ok(keys) => keys,
             Err(KeyError::NoParentSlot) => return Ok(None),
             Err(error @ KeyError::OtherParent) => {
@@ -433,7 +408,35 @@ impl Keeper {
             Err(error) => return Err(refused(&error)),
         };
         let pinned = self.policy.pins.known(&header.id()).map_err(|e| refused(&e))?;
-        admin::check_pinned(&header, &pinned).map_err(|e| refused(&e))?;
+        admin::check_pinned(header, &pinned).map_err(|e| refused(&e))?;
+        Ok(Some(keys))
+    }
+
+    /// The keys of an open member.
+    ///
+    /// # Errors
+    /// [`VaultError::KeyNotLoaded`].
+    pub(crate) fn ring(&self, member: Number) -> Result<KeyRing> {
+        let kept = self.kept();
+        let kept = kept.get(&member).ok_or(VaultError::KeyNotLoaded)?;
+        Ok(kept.keys.key_ring(kept.suite)?)
+    }
+
+    /// Whether vaults are opened read-only.
+    pub(crate) fn is_read_only(&self) -> bool {
+        self.options.read_only
+    }
+
+    fn open_dataset(
+        &self,
+        member: Number,
+        parent: Number,
+        above: &Vault,
+        header: VaultHeader,
+    ) -> lamassu_vault::Result<Option<Opening>> {
+        let refused =
+            |error: &dyn std::fmt::Display| VaultError::Damaged { what: "dataset header", stored: error.to_string() };
+        let Some(keys) = self.keys_by_parent(member, &header, above.ring())? else { return Ok(None) };
         self.opening(member, Some(parent), header, keys).map(Some).map_err(|error| match error {
             Error::NotApproved { why } => VaultError::Refused(why),
             // Opened on its own, by its directory in the store.
@@ -473,6 +476,14 @@ impl Opener for Keeper {
         self.counters.count(Operation::OpenDataset, || self.open_dataset(member, parent, above, header))
     }
 
+    fn take_turns(&self, member: Number) -> lamassu_vault::Result<(Arc<Turns>, Arc<dyn Locks>)> {
+        let (me, forest) = (self.me.upgrade().ok_or(VaultError::KeyNotLoaded)?, self.forest()?);
+        turns::start_dataset(&forest, &me, member).map_err(|error| match error {
+            Error::Vault(error) => error,
+            error => VaultError::Io { op: "take turns", source: io::Error::other(error.message()) },
+        })
+    }
+
     fn opened(&self, member: Number, vault: &Arc<Vault>) {
         // The mount's own vault is opened before the mount exists: see `mounted`.
         if self.forest.get().is_some() {
@@ -481,8 +492,10 @@ impl Opener for Keeper {
     }
 
     fn unloading(&self, member: Number) {
+        self.brought().remove(&member);
         let unloaded = self.kept().remove(&member);
-        if let Some(Kept { id, anchor: Some(_), .. }) = unloaded {
+        let is_anchored = |kept: &Kept| kept.anchor.is_some() || kept.by_turns.is_some();
+        if let Some(Kept { id, .. }) = unloaded.filter(is_anchored) {
             self.policy.anchors.leave(&id);
         }
     }

@@ -169,7 +169,6 @@ fn host(error: &Error) -> FaultKind {
         | Error::ReadOnlyMount
         | Error::SharedMount
         | Error::NotAtServer
-        | Error::SharedDatasets
         | Error::NoNetwork { .. }
         | Error::Frozen
         | Error::JobUnderWay

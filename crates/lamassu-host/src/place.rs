@@ -30,6 +30,14 @@ impl Place {
         Place::opened(opened, dir.into())
     }
 
+    /// A directory that is open already. `dir`: for messages.
+    ///
+    /// # Errors
+    /// [`Error::Backing`]: no descriptor is left.
+    pub(crate) fn held(dir: BorrowedFd<'_>, shown: PathBuf) -> Result<Place> {
+        Place::opened(dir.try_clone_to_owned(), shown)
+    }
+
     /// A directory in it, by its path in the store.
     ///
     /// # Errors

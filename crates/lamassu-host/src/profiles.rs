@@ -71,7 +71,7 @@ impl Served {
     /// # Errors
     /// Those of resolving and opening it.
     pub fn profile(&self, member: Number, path: &Path) -> Result<ShownProfile> {
-        let _turn = turns::hold(self.forest(), Need::LOOK);
+        let _turns = turns::hold_along(self.forest(), member, path, Need::LOOK)?;
         let held = Held::at(self.forest(), member, path)?;
         Ok(ShownProfile::of(held.profile()?, held.vault.ring().suite()))
     }
@@ -82,7 +82,7 @@ impl Served {
     /// [`Error::Profile`]; [`Error::JobUnderWay`]; that of a server's policy; those of resolving the path.
     pub fn set_profile(&self, member: Number, path: &Path, choice: Choice, below: bool) -> Result<ProfileStarted> {
         self.may_begin_job()?;
-        let turn = turns::hold(self.forest(), Need::LOOK);
+        let turns = turns::hold_along(self.forest(), member, path, Need::LOOK)?;
         let held = Held::at(self.forest(), member, path)?;
         let suite = held.vault.ring().suite();
         let named = choice.over(held.profile()?.profile, suite)?.named(suite).to_string();
@@ -97,15 +97,15 @@ impl Served {
             job.pass_over(&format!("{} is a dataset", stored.display()));
             Ok(())
         };
-        let work: Work = match turn {
-            None => Box::new(move |job| Ok(held.vault.set_profile(held.local(), choice, below, job)?)),
+        let work: Work = match self.is_by_turns() {
+            false => Box::new(move |job| Ok(held.vault.set_profile(held.local(), choice, below, job)?)),
             // A vault that is open for a turn is not kept: the reference names what is to be changed.
-            Some(_) => {
+            true => {
                 let entry = held.into_entry();
                 Box::new(move |job| in_turns(&entry, choice, below, job))
             }
         };
-        drop(turn);
+        drop(turns);
         let started = Job::start(task, Box::new(pass_over), work)?;
         Ok(ProfileStarted { job: jobs.add(member, started), profile: named })
     }
@@ -117,8 +117,8 @@ fn in_turns(entry: &EntryRef<Arc<Forest>>, choice: Choice, below: bool, job: &Jo
     let forest = entry.fs();
     let mut walk = ProfileWalk::default();
     let gone = loop {
-        let Some(turn) = turns::hold(forest, Need::CHANGE) else { break Ok(()) };
-        let progress = InTurn { job, turns: forest.turns(), has_done: AtomicBool::new(false) };
+        let Some(turn) = turns::hold(forest, entry.ino(), Need::CHANGE) else { break Ok(()) };
+        let progress = InTurn { job, turns: forest.turns(entry.ino()), has_done: AtomicBool::new(false) };
         let gone = forest
             .at(entry.ino())
             .and_then(|vault| vault.set_profile_in_turn(local(entry.ino()), choice, below, (&mut walk, &progress)));
@@ -136,7 +136,7 @@ fn in_turns(entry: &EntryRef<Arc<Forest>>, choice: Choice, below: bool, job: &Jo
 /// The progress of a job in a turn: it also stops when the turn is to end, once something was done.
 struct InTurn<'a> {
     job: &'a Job,
-    turns: Option<&'a Arc<Turns>>,
+    turns: Option<Arc<Turns>>,
     has_done: AtomicBool,
 }
 
@@ -163,7 +163,7 @@ impl RekeyProgress for InTurn<'_> {
     }
 
     fn is_cancelled(&self) -> bool {
-        let is_to_end = || self.turns.is_some_and(|turns| turns.is_to_end());
+        let is_to_end = || self.turns.as_ref().is_some_and(|turns| turns.is_to_end());
         self.job.is_cancelled() || (self.has_done.load(Ordering::Relaxed) && is_to_end())
     }
 }

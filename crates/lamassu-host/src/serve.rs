@@ -15,7 +15,7 @@ use crate::{Error, Place, Policy, Result};
 use lamassu_format::header::{Header, VaultHeader, ZoneFile};
 use lamassu_format::name;
 use lamassu_keys::{Event, KeyError, NewSlot, Role, Terms, Tier, Unlocked, Update, header_file, unix_now};
-use lamassu_vault::forest::{Number, ROOT_MEMBER};
+use lamassu_vault::forest::{Number, ROOT_MEMBER, root_of};
 use lamassu_vault::turns::Need;
 use lamassu_vault::{FileSystem, Forest, Options, VaultError};
 use std::path::Path;
@@ -81,7 +81,7 @@ impl Served {
 
     /// Whether the vault is used by turns.
     pub(crate) fn is_by_turns(&self) -> bool {
-        self.forest.turns().is_some()
+        self.forest.is_by_turns()
     }
 
     /// The file system of all these vaults.
@@ -178,7 +178,7 @@ impl Served {
         }
         // Before the locks below, which the beginning of a turn takes, too. Other hosts see the change in their next
         // turn.
-        let _turn = turns::hold(&self.forest, Need::CHANGE);
+        let _turn = turns::hold(&self.forest, root_of(member), Need::CHANGE);
         let _unfrozen = self.forest.unfrozen().map_err(|_| Error::Frozen)?;
         let id = self.forest.member(member)?.id;
         self.keeper.alone_with(id, || self.changed_alone(member, change))

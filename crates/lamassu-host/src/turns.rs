@@ -1,7 +1,13 @@
 //! Drives this host's turns of a vault that several hosts use (`docs/sharing.md`). A thread waits for requests that
-//! need a turn, takes it from the server, opens the vault, and closes it when another host wants it.
+//! need a turn, takes it from the server, opens the vault, and closes it when another host wants it. Each dataset has a
+//! thread of its own, from its first use on.
 //!
 //! Each turn opens the vault as if for the first time: nothing that an earlier turn has read is trusted.
+
+mod hold;
+mod locks;
+
+pub(crate) use hold::{hold, hold_along, hold_shown};
 
 use crate::anchors::Access;
 use crate::keeper::Keeper;
@@ -9,12 +15,14 @@ use crate::{Error, Result};
 use lamassu_anchor::row::Sealed;
 use lamassu_anchor::{Anchor, AnchorError, ServerFault, Touched};
 use lamassu_crypto::KeyRing;
-use lamassu_format::header::VaultHeader;
+use lamassu_format::header::{VaultHeader, VaultId};
 use lamassu_lease::Mode;
-use lamassu_rpc::host::{LockRequest, Told, Turn, Turns};
-use lamassu_vault::locks::{self, Asked, Locks, Object, Waiting};
-use lamassu_vault::turns::{self as requests, End, Need, Use};
-use lamassu_vault::{FileSystem, Forest, Options, Vault, VaultError};
+use lamassu_rpc::host::{Told, Turn, Turns};
+use lamassu_vault::forest::{Number, ROOT_MEMBER};
+use lamassu_vault::locks::Locks;
+use lamassu_vault::turns::{self as requests, End};
+use lamassu_vault::{Forest, Options, Vault, VaultError};
+use locks::HostLocks;
 use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -34,6 +42,9 @@ const CALM_MAX: Duration = Duration::from_secs(300);
 const ENDED_MAX: u32 = 3;
 /// How long all others wait while files that a host left open are taken over. The rest is, when it is opened.
 const TAKING_OVER: Duration = Duration::from_secs(2);
+/// Threads for requests that waited for a turn, and the same for a dataset.
+const RUNNERS: usize = 4;
+const RUNNERS_OF_DATASET: usize = 2;
 /// Minimum time between two warnings.
 const QUIET: Duration = Duration::from_secs(60);
 
@@ -46,28 +57,15 @@ pub struct TurnOpening {
 
 impl TurnOpening {
     /// As the vault was opened in the first turn, with this header.
-    ///
-    /// # Errors
-    /// [`Error::SharedDatasets`].
-    pub fn of(header: &VaultHeader, vault: &Vault) -> Result<TurnOpening> {
-        match header.has_datasets() {
-            true => Err(Error::SharedDatasets),
-            false => {
-                let options = Options { anchor: None, ..vault.options().clone() };
-                Ok(TurnOpening { header: header.clone(), ring: vault.ring().clone(), options })
-            }
-        }
+    pub fn of(header: &VaultHeader, vault: &Vault) -> TurnOpening {
+        let options = Options { anchor: None, ..vault.options().clone() };
+        TurnOpening { header: header.clone(), ring: vault.ring().clone(), options }
     }
-}
 
-/// Waits until this host holds the vault as a request needs it, and keeps it while the result is alive. `None`: the
-/// vault is not used by turns, or there will be no further turn. If no turn can be taken now, the result has no open
-/// vault.
-pub(crate) fn hold(forest: &Forest, need: Need) -> Option<Use> {
-    let turns = forest.turns()?;
-    let (given, got) = mpsc::sync_channel(1);
-    turns.run(need, move |held| drop(given.send(held)));
-    got.recv().ok()
+    /// The same for a vault that is not open yet.
+    pub(crate) fn new(header: VaultHeader, ring: KeyRing, options: Options) -> TurnOpening {
+        TurnOpening { header, ring, options }
+    }
 }
 
 /// Whether the session that a call needs has ended.
@@ -76,47 +74,16 @@ fn has_ended(error: &Error) -> bool {
     matches!(error, AnchorError::Server { fault: ServerFault::Ended, .. })
 }
 
-/// The locks of this host's programs, which its session has.
-struct HostLocks(Arc<Turns>);
-
-impl Locks for HostLocks {
-    fn ask(&self, asked: Asked, done: locks::Done) -> Option<Box<dyn Waiting>> {
-        let request = self.0.lock(asked, done)?;
-        Some(Box::new(Sent(request)))
-    }
-
-    fn closes(&self, file: Object, owner: u64) -> Option<Asked> {
-        self.0.locks(|holder| holder.closes(file, owner))
-    }
-
-    fn closed(&self, handle: u64) -> Vec<Asked> {
-        self.0.locks(|holder| holder.closed(handle))
-    }
-
-    fn is_lost(&self, handle: u64) -> bool {
-        self.0.locks(|holder| holder.is_lost(handle))
-    }
-}
-
-/// A request about locks that was sent.
-struct Sent(LockRequest);
-
-impl Waiting for Sent {
-    fn cancel(&self) {
-        self.0.cancel();
-    }
-}
-
-/// The thread that takes this host's turns.
+/// The thread that takes this host's turns with one member.
 struct Driver {
+    member: Number,
     forest: Arc<Forest>,
     requests: Arc<requests::Turns>,
-    opening: TurnOpening,
-    /// The anchor's record of the header that opens it.
-    header: Sealed,
-    turns: Arc<Turns>,
+    locks: Arc<HostLocks>,
     /// Its anchors keep the last turn until the vault is closed.
     keeper: Arc<Keeper>,
+    /// `None`: a dataset that was not used yet.
+    session: Option<Session>,
     /// What others have changed since the vault was last open here; `None`: perhaps everything.
     touched: Option<Touched>,
     warned: Option<Instant>,
@@ -126,64 +93,138 @@ struct Driver {
     is_calm: bool,
 }
 
-/// Starts the thread. The vault is open in the first turn, which `anchors` has.
+/// This host's use of a vault at its server.
+struct Session {
+    turns: Arc<Turns>,
+    id: VaultId,
+    opening: TurnOpening,
+    /// The anchor's record of the header that opens it; [`Sealed::Nothing`]: it was not compared yet.
+    header: Sealed,
+}
+
+/// Why there is no turn.
+enum NoTurn {
+    /// There will be none.
+    Over,
+    /// There is no key for this dataset here.
+    Locked,
+}
+
+/// Starts the thread for the mount's own vault, which is open in the first turn that `anchors` has.
 pub(crate) fn start(forest: &Arc<Forest>, opening: TurnOpening, keeper: &Arc<Keeper>) -> Result<()> {
-    let (turns, first) = keeper.policy().anchors.take_turn().ok_or(Error::NotAtServer)?;
-    let header = Anchor::open(first.table.clone(), &opening.header.id())?.vault().header;
+    let id = opening.header.id();
+    let (turns, first) = keeper.policy().anchors.take_turn(&id).ok_or(Error::NotAtServer)?;
+    let header = Anchor::open(first.table.clone(), &id)?.vault().header;
     let requests = requests::Turns::new();
-    forest.take_turns(requests.clone(), Arc::new(HostLocks(turns.clone())));
-    take_over(forest, &first, opening.options.read_only);
-    let touched = Some(Touched::default());
-    let (forest, keeper) = (forest.clone(), keeper.clone());
-    let driver =
-        Driver { forest, requests, opening, header, turns, keeper, touched, warned: None, calm: CALM, is_calm: true };
-    let started = thread::Builder::new().name("lamassu-turns".into()).spawn(move || driver.run(first));
-    started.map(drop).map_err(|source| Error::Vault(VaultError::Io { op: "start a thread", source }))
+    let locks = Arc::new(HostLocks::default());
+    locks.begin(&turns);
+    forest.take_turns(requests.clone(), locks.clone());
+    take_over(forest, ROOT_MEMBER, &first, opening.options.read_only);
+    let session = Some(Session { turns, id, opening, header });
+    let driver = Driver { session, ..Driver::new(ROOT_MEMBER, forest, keeper, (&requests, &locks)) };
+    driver.start(RUNNERS, Some(first))
+}
+
+/// Starts the thread for a dataset. Requests wait in what it returns.
+pub(crate) fn start_dataset(
+    forest: &Arc<Forest>,
+    keeper: &Arc<Keeper>,
+    member: Number,
+) -> Result<(Arc<requests::Turns>, Arc<dyn Locks>)> {
+    let (requests, locks) = (requests::Turns::new(), Arc::new(HostLocks::default()));
+    let driver = Driver::new(member, forest, keeper, (&requests, &locks));
+    driver.start(RUNNERS_OF_DATASET, None)?;
+    Ok((requests, locks))
 }
 
 /// Takes over what a host left whose session ended while it had the vault (rules R8 and R9).
-fn take_over(forest: &Forest, turn: &Turn, read_only: bool) {
+fn take_over(forest: &Forest, member: Number, turn: &Turn, read_only: bool) {
     if !turn.takes_over {
         return;
     }
     tracing::warn!("another host's session of this vault did not end: what it had not synced is lost");
-    if !read_only && let Err(error) = forest.recover_for(TAKING_OVER) {
+    if !read_only && let Err(error) = forest.recover_for(member, TAKING_OVER) {
         tracing::warn!(%error, "not every file that it left open could be recovered now");
     }
     turn.taken_over();
 }
 
 impl Driver {
-    fn run(mut self, first: Turn) {
-        let mut turn = Some(first);
+    fn new(
+        member: Number,
+        forest: &Arc<Forest>,
+        keeper: &Arc<Keeper>,
+        (requests, locks): (&Arc<requests::Turns>, &Arc<HostLocks>),
+    ) -> Driver {
+        Driver {
+            member,
+            forest: forest.clone(),
+            requests: requests.clone(),
+            locks: locks.clone(),
+            keeper: keeper.clone(),
+            session: None,
+            touched: Some(Touched::default()),
+            warned: None,
+            calm: CALM,
+            is_calm: true,
+        }
+    }
+
+    fn start(self, runners: usize, first: Option<Turn>) -> Result<()> {
+        let started = self.requests.start_runners(runners).and_then(|()| {
+            let name = format!("lamassu-turns-{}", self.member);
+            thread::Builder::new().name(name).spawn(move || self.run(first)).map(drop)
+        });
+        started.map_err(|source| Error::Vault(VaultError::Io { op: "start a thread", source }))
+    }
+
+    fn run(mut self, first: Option<Turn>) {
         // The mount is new, so the kernel has nothing outdated: it may cache at once.
-        let mut keeps = true;
-        while let Some(now) = turn.or_else(|| self.next()) {
-            if self.serve(&now, std::mem::take(&mut keeps)) == End::Stopping {
-                self.keeper.policy().anchors.keep_turn(now);
-                break;
+        let (mut turn, mut keeps) = (first, self.member == ROOT_MEMBER);
+        loop {
+            let now = match turn.take().map_or_else(|| self.next(), Ok) {
+                Ok(now) => now,
+                Err(NoTurn::Over) => break,
+                Err(NoTurn::Locked) => {
+                    self.forest.has_no_key(self.member);
+                    break;
+                }
+            };
+            match self.serve(&now, std::mem::take(&mut keeps)) {
+                End::Stopping => {
+                    if let Some(session) = &self.session {
+                        self.keeper.policy().anchors.keep_turn(&session.id, now);
+                    }
+                    break;
+                }
+                End::Retired => {
+                    now.pass();
+                    break;
+                }
+                End::Recalled | End::TooLittle => now.pass(),
             }
-            now.pass();
-            turn = None;
         }
         self.requests.over();
     }
 
-    /// Takes the next turn and opens the vault; `None`: the mount ends.
-    fn next(&mut self) -> Option<Turn> {
+    /// Takes the next turn and opens the vault.
+    fn next(&mut self) -> std::result::Result<Turn, NoTurn> {
         let mut ended = 0;
         loop {
-            let mode = match self.requests.wanted()? {
-                requests::Mode::Look | requests::Mode::Change if self.opening.options.read_only => Mode::Shared,
+            let mode = match self.requests.wanted().ok_or(NoTurn::Over)? {
+                requests::Mode::Look | requests::Mode::Change if self.keeper.is_read_only() => Mode::Shared,
                 requests::Mode::Look if !self.is_calm && !self.requests.is_changing() => Mode::Shared,
                 requests::Mode::Look | requests::Mode::Change => Mode::Exclusive,
             };
-            let error = match self.turns.take(mode).map_err(Error::from).and_then(|turn| self.open(turn)) {
-                Ok(turn) => return Some(turn),
+            let error = match self.attend().and_then(|()| self.take(mode)) {
+                Ok(turn) => return Ok(turn),
                 Err(error) => error,
             };
-            if self.requests.is_stopping() {
-                return None;
+            if self.requests.is_last() {
+                return Err(NoTurn::Over);
+            }
+            if matches!(error.innermost(), Error::Vault(VaultError::KeyNotLoaded)) {
+                return Err(NoTurn::Locked);
             }
             // The session ended between the grant and the first call. Another one begins; no request has begun.
             if ended < ENDED_MAX && has_ended(&error) {
@@ -199,36 +240,51 @@ impl Driver {
         }
     }
 
-    /// Opens the vault in a turn; on failure the turn is passed.
-    fn open(&mut self, turn: Turn) -> Result<Turn> {
+    /// Begins to use a dataset, unless that was done.
+    fn attend(&mut self) -> Result<()> {
+        if self.session.is_some() {
+            return Ok(());
+        }
+        let (id, opening) = self.keeper.dataset_by_turns(&self.forest, self.member)?;
+        let turns = self.keeper.policy().anchors.begin_turns(&id)?;
+        self.locks.begin(&turns);
+        self.session = Some(Session { turns, id, opening, header: Sealed::Nothing });
+        Ok(())
+    }
+
+    /// Takes a turn, and opens the vault in it. On failure the turn is passed.
+    fn take(&mut self, mode: Mode) -> Result<Turn> {
+        let Some(session) = &mut self.session else { return Err(Error::NoTurn) };
+        let turn = session.turns.take(mode)?;
         match (&turn.changed, &mut self.touched) {
             (Some(changed), Some(touched)) => touched.add(changed),
             (None, touched) => *touched = None,
             (Some(_), None) => {}
         }
-        let id = self.opening.header.id();
+        let id = session.id;
         let anchor = Arc::new(Anchor::open(turn.table.clone(), &id)?);
-        let read_only = self.opening.options.read_only || turn.mode() == Mode::Shared;
+        let read_only = session.opening.options.read_only || turn.mode() == Mode::Shared;
         // An exclusive turn settles which of two headers is the newest.
         let is_open = |header| matches!(header, Sealed::Becomes { .. });
-        if anchor.vault().header != self.header || is_open(self.header) && !read_only {
-            self.opening.header = self.keeper.take_header(&anchor, Access::of(read_only), &self.opening.ring)?;
-            self.header = anchor.vault().header;
+        if anchor.vault().header != session.header || is_open(session.header) && !read_only {
+            let access = Access::of(read_only);
+            session.opening.header = self.keeper.take_header(self.member, &anchor, access, &session.opening.ring)?;
+            session.header = anchor.vault().header;
         }
         // Whoever replaces the header in this turn tells this anchor.
         self.keeper.policy().anchors.opened_in_turn(&id, &anchor, Access::of(read_only));
-        let TurnOpening { header, ring, options } = &self.opening;
+        let TurnOpening { header, ring, options } = &session.opening;
         let options = Options { anchor: Some(anchor), read_only, ..options.clone() };
-        self.forest.begin_turn(header, ring.clone(), options, self.touched.as_ref())?;
+        self.forest.begin_turn(self.member, header, ring.clone(), options, self.touched.as_ref())?;
         self.touched = Some(Touched::default());
-        take_over(&self.forest, &turn, read_only);
+        take_over(&self.forest, self.member, &turn, read_only);
         self.warned = None;
         Ok(turn)
     }
 
     /// Lets requests run until the turn is to end, and then closes the vault.
     fn serve(&mut self, turn: &Turn, keeps: bool) -> End {
-        let (begun, is_shared) = (Instant::now(), turn.mode() == Mode::Shared && !self.opening.options.read_only);
+        let (begun, is_shared) = (Instant::now(), turn.mode() == Mode::Shared && !self.keeper.is_read_only());
         let number = self.requests.begin(match turn.mode() {
             // A read-only vault refuses changes itself.
             Mode::Shared if is_shared => requests::Mode::Look,
@@ -297,7 +353,7 @@ impl Driver {
             self.forest.drop_pages(&files);
         }
         turn.has_no_caches();
-        if let Err(error) = self.forest.end_turn() {
+        if let Err(error) = self.forest.end_turn(self.member) {
             tracing::error!(%error, "not everything that was written here could be committed: what was not is lost");
             // What is lost was visible to the kernel.
             self.touched = None;

@@ -148,13 +148,30 @@ file_system! {
             let _ = ino;
             true
         }
-        /// Where requests wait for a turn, if several hosts take turns. Without a turn only these calls are made:
-        /// giving references back, syncs, and closing handles.
-        fn turns(&self) -> Option<&Arc<Turns>> {
+        /// Whether several hosts take turns.
+        fn is_by_turns(&self) -> bool {
+            false
+        }
+        /// Where requests about an inode or a handle wait for a turn, if several hosts take turns with it. Without a
+        /// turn only these calls are made: giving references back, syncs, and closing handles.
+        fn turns(&self, number: u64) -> Option<Arc<Turns>> {
+            let _ = number;
             None
         }
+        /// The same for requests that show attributes. If this differs from [`FileSystem::turns`], a change of
+        /// attributes needs a turn of both, and this one first.
+        fn turns_that_show(&self, ino: Ino) -> Option<Arc<Turns>> {
+            self.turns(ino)
+        }
+        /// Lets no further turn begin. Returns when the present ones have ended.
+        fn stop_turns(&self) {}
+        /// The mode and the owner of a directory, for a decision in a turn about its content.
+        fn permissions(&self, dir: Ino) -> Result<(u32, u32)> {
+            self.getattr(dir, None).map(|attr| (attr.mode, attr.uid))
+        }
         /// Locks of programs, if they hold among several hosts.
-        fn locks(&self) -> Option<&Arc<dyn Locks>> {
+        fn locks(&self, number: u64) -> Option<Arc<dyn Locks>> {
+            let _ = number;
             None
         }
         /// A file, as its locks name it. Needs no turn.

@@ -134,6 +134,11 @@ impl Left {
         self.handles.add_for_requests()
     }
 
+    /// The kernel's references.
+    pub fn references(&self) -> Vec<(Ino, u64)> {
+        self.nodes.references()
+    }
+
     /// The kernel releases references.
     pub fn forget(&mut self, ino: Ino, count: u64) {
         self.nodes.forget(ino, count);

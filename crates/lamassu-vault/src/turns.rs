@@ -12,6 +12,7 @@
 //! Cached pages are dropped when the turn ends. The kernel's requests for pages, and its writes of them, hold locks
 //! that dropping waits for. So these are carried out while a turn ends, until the kernel has no page of the turn left.
 
+mod end;
 mod told;
 
 use crate::Ino;
@@ -77,6 +78,8 @@ pub enum End {
     Recalled,
     /// A request of this host needs an exclusive turn.
     TooLittle,
+    /// The vault is unloaded, and the mount goes on.
+    Retired,
     /// The mount ends.
     Stopping,
 }
@@ -151,7 +154,10 @@ struct State {
     /// When a request last began or ended.
     last_used: Instant,
     is_recalled: bool,
+    is_retired: bool,
     is_stopping: bool,
+    /// Threads that carry out waiting requests.
+    runners: usize,
 }
 
 impl State {
@@ -188,6 +194,11 @@ impl State {
         self.waiting.iter().enumerate().find_map(of)
     }
 
+    /// Whether no further turn begins.
+    fn is_last(&self) -> bool {
+        self.is_stopping || self.is_retired
+    }
+
     fn is_quiet(&self) -> bool {
         self.users == 0 && self.next().is_none()
     }
@@ -198,7 +209,7 @@ impl State {
 
     /// How long the turn with this number certainly goes on although another host wants the vault; `None`: it ends.
     fn goes_on(&self, number: u64, now: Instant) -> Option<Duration> {
-        if self.number != number || !matches!(self.phase, Phase::Here(_)) || self.is_stopping {
+        if self.number != number || !matches!(self.phase, Phase::Here(_)) || self.is_last() {
             return None;
         }
         let share = SHARE.saturating_sub(now.duration_since(self.begun));
@@ -270,7 +281,9 @@ impl Turns {
                 begun: Instant::now(),
                 last_used: Instant::now(),
                 is_recalled: false,
+                is_retired: false,
                 is_stopping: false,
+                runners: 0,
             }),
             runnable: Condvar::new(),
             driver: Condvar::new(),
@@ -381,7 +394,7 @@ impl Turns {
         let mut state = self.state.lock();
         loop {
             match state.wanted() {
-                _ if state.is_stopping => return None,
+                _ if state.is_last() => return None,
                 Some(mode) => return Some(mode),
                 None => self.driver.wait(&mut state),
             }
@@ -441,6 +454,7 @@ impl Turns {
             let lacks = matches!(state.phase, Phase::Here(mode) if state.wanted().is_some_and(|wanted| wanted > mode));
             match () {
                 () if state.is_stopping => return Some(End::Stopping),
+                () if state.is_retired => return Some(End::Retired),
                 () if state.is_recalled => return Some(End::Recalled),
                 () if lacks => return Some(End::TooLittle),
                 () if self.driver.wait_until(&mut state, until).timed_out() => return None,
@@ -555,29 +569,6 @@ impl Turns {
             let turn = self.begin_request(&mut self.state.lock(), Need { fills: None, ..need });
             job(turn);
         }
-    }
-
-    // --- the end of a mount
-
-    /// Lets no further turn begin. Returns when the driver has ended the present one; after that, requests fail.
-    pub fn stop(&self) {
-        let mut state = self.state.lock();
-        state.is_stopping = true;
-        self.driver.notify_all();
-        self.driver.wait_while(&mut state, |state| state.phase != Phase::Over);
-    }
-
-    /// Whether the mount ends.
-    pub fn is_stopping(&self) -> bool {
-        self.state.lock().is_stopping
-    }
-
-    /// The driver reports that there will be no further turn. Waiting requests are carried out, and fail.
-    pub fn over(&self) {
-        let mut state = self.state.lock();
-        state.phase = Phase::Over;
-        self.runnable.notify_all();
-        self.driver.notify_all();
     }
 }
 

@@ -94,7 +94,7 @@ impl<F: FileSystem> Shared<F> {
     fn freeze(&self, freezer: Option<HandleId>) -> Result<(), i32> {
         let _admin = self.admin.lock();
         // Changes that the gate holds back are carried out when it opens: not in a turn.
-        if self.fs.turns().is_some() {
+        if self.fs.is_by_turns() {
             return Err(libc::EXDEV);
         }
         if !self.gate.close() {
@@ -159,12 +159,12 @@ impl<F: FileSystem> Shared<F> {
             Err(error) => reply.error(failed("lseek", &error)),
         };
         if !self.is_written(ino) {
-            return self.look("lseek", answer);
+            return self.look(ino, "lseek", answer);
         }
         let shared = self.clone();
         self.aside("lseek", move |_| {
             shared.push_out(ino, offset, 0);
-            shared.look("lseek", answer);
+            shared.look(ino, "lseek", answer);
         });
     }
 

@@ -1,7 +1,7 @@
 //! Between the kernel's types and the vault's.
 
-use fuser::{FileAttr, FileType, INodeNo, OpenFlags, TimeOrNow};
-use lamassu_vault::{Access, Attr, Fallocate, Kind, SetTime, Time};
+use fuser::{FileAttr, FileType, INodeNo, OpenFlags, RenameFlags, TimeOrNow};
+use lamassu_vault::{Access, Attr, Fallocate, Kind, RenameMode, SetTime, Time};
 use std::time::{Duration, SystemTime};
 
 pub(super) fn file_attr(a: &Attr) -> FileAttr {
@@ -143,6 +143,16 @@ pub(super) fn without_privileges(attr: &Attr, is_in_group: impl FnOnce(u32) -> b
         mode &= !libc::S_ISGID;
     }
     (attr.kind == Kind::File && mode != attr.mode).then_some(mode)
+}
+
+/// The meaning of the flags of renameat2(2); `None`: there is none.
+pub(super) fn rename_mode(flags: RenameFlags) -> Option<RenameMode> {
+    match flags {
+        flags if flags.is_empty() => Some(RenameMode::Replace),
+        RenameFlags::RENAME_NOREPLACE => Some(RenameMode::NoReplace),
+        RenameFlags::RENAME_EXCHANGE => Some(RenameMode::Exchange),
+        _ => None,
+    }
 }
 
 #[cfg(test)]

@@ -2,11 +2,11 @@
 
 use super::acl::Caller;
 use super::admin::IoctlRequest;
-use super::convert::{self, file_attr, file_type, negative_entry, node_kind, removed_attr, set_time};
+use super::convert::{self, file_attr, file_type, negative_entry, node_kind, removed_attr, rename_mode, set_time};
 use super::file_io::WriteRequest;
 use super::locks::LockRequest;
 use super::reply::{is_not_found, send_empty, send_xattr};
-use super::{Adapter, CacheWrite, Shared, failed};
+use super::{About, Adapter, CacheWrite, Shared, failed};
 use crate::options::CacheMode;
 use fuser::{
     AccessFlags, BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Filesystem, FopenFlags, Generation, INodeNo,
@@ -15,7 +15,7 @@ use fuser::{
     ReplyXattr, Request, RequestId, TimeOrNow, WriteFlags,
 };
 use lamassu_vault::turns::Need;
-use lamassu_vault::{FileSystem, HandleId, RenameMode, SetAttr, SetXattr, VaultError, Whence, is_listed_for};
+use lamassu_vault::{FileSystem, HandleId, ROOT, SetAttr, SetXattr, VaultError, Whence, is_listed_for};
 use std::ffi::OsStr;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -43,7 +43,7 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
 
     fn lookup(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         let name = name.to_owned();
-        self.0.look("lookup", move |s| match s.fs.lookup(parent.0, &name) {
+        self.0.look(parent.0, "lookup", move |s| match s.fs.lookup(parent.0, &name) {
             Err(error) if is_not_found(&error) => {
                 reply.entry(&s.absent(parent.0, &name), &negative_entry(), Generation(0));
             }
@@ -57,7 +57,7 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
 
     fn getattr(&self, _req: &Request, ino: INodeNo, fh: Option<FileHandle>, reply: ReplyAttr) {
         let handle = fh.map(|fh| HandleId(fh.0));
-        self.0.look("getattr", move |s| s.send_attr("getattr", s.fs.getattr(ino.0, handle), reply));
+        self.0.look_shown(ino.0, "getattr", move |s| s.send_attr("getattr", s.fs.getattr(ino.0, handle), reply));
     }
 
     fn setattr(
@@ -90,7 +90,7 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
             result => s.send_attr("setattr", result, reply),
         };
         if size.is_none() {
-            return self.0.change(ino.0, "setattr", job);
+            return self.0.change_shown(ino.0, "setattr", job);
         }
         self.0.claimed(ino.0, "setattr", move |shared, claim| {
             shared.change(ino.0, "setattr", move |s| {
@@ -101,7 +101,7 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
     }
 
     fn readlink(&self, _req: &Request, ino: INodeNo, reply: ReplyData) {
-        self.0.look("readlink", move |s| match s.fs.readlink(ino.0) {
+        self.0.look(ino.0, "readlink", move |s| match s.fs.readlink(ino.0) {
             Ok(target) => reply.data(&target),
             Err(error) => reply.error(failed("readlink", &error)),
         });
@@ -162,13 +162,11 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
         flags: RenameFlags,
         reply: ReplyEmpty,
     ) {
-        let mode = match flags {
-            f if f.is_empty() => RenameMode::Replace,
-            RenameFlags::RENAME_NOREPLACE => RenameMode::NoReplace,
-            RenameFlags::RENAME_EXCHANGE => RenameMode::Exchange,
-            _ => return reply.error(Errno::EINVAL),
-        };
+        let Some(mode) = rename_mode(flags) else { return reply.error(Errno::EINVAL) };
         let (name, newname, caller) = (name.to_owned(), newname.to_owned(), Caller::of(req));
+        if !self.0.is_one(parent.0, newparent.0) {
+            return reply.error(Errno::EXDEV);
+        }
         self.0.change_names(parent.0, "rename", move |s| {
             let allowed = s.check_sticky(parent.0, &name, caller);
             let allowed = allowed.and_then(|()| s.check_sticky(newparent.0, &newname, caller));
@@ -230,7 +228,7 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
                 });
             });
         } else {
-            self.0.look("open", move |s| job(s));
+            self.0.look(ino.0, "open", move |s| job(s));
         }
     }
 
@@ -254,7 +252,7 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
         let is_direct = self.0.is_direct(HandleId(fh.0), flags);
         let direct = is_direct && lock_owner.is_some();
         match is_direct {
-            false if self.0.keeps() => self.0.tuning.cached_read(ino.0, &at, || self.0.is_written(ino.0)),
+            false if self.0.keeps(ino.0) => self.0.tuning.cached_read(ino.0, &at, || self.0.is_written(ino.0)),
             true if !direct => self.0.note_cached(ino.0),
             false | true => {}
         }
@@ -262,7 +260,7 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
             true => Need::LOOK,
             false => Need::read_pages(ino.0, self.0.is_written(ino.0)),
         };
-        self.0.in_turn(need, move |s| {
+        self.0.in_turn(About::Content(ino.0), need, move |s| {
             s.answer("read", || s.read(ino.0, HandleId(fh.0), at, direct, reply));
         });
     }
@@ -295,10 +293,9 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
         if self.0.fs.waits_for_keys(ino.0) {
             return self.0.write_aside(need, request, data.to_vec(), counted, reply);
         }
-        let turns = self.0.fs.turns();
-        let turn = turns.and_then(|turns| turns.enter(need));
+        let turn = self.0.fs.turns(ino.0).and_then(|turns| turns.enter(need));
         // Most writes are carried out at once, without a copy of their data.
-        if turns.is_none() == turn.is_none()
+        if self.0.fs.is_by_turns() == turn.is_some()
             && let Some(_pass) = self.0.gate.enter()
         {
             self.0.answer("write", || self.0.write(request, data, counted, reply));
@@ -306,7 +303,7 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
         }
         drop(turn);
         let data = data.to_vec();
-        self.0.in_turn(need, move |shared| {
+        self.0.in_turn(About::Content(ino.0), need, move |shared| {
             let write = move |s: &Arc<Shared<F>>| s.write(request, &data, counted, reply);
             if let Some(_pass) = shared.gate.enter() {
                 shared.answer("write", || write(shared));
@@ -451,19 +448,19 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
 
     fn opendir(&self, req: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
         let how = match self.0.cache {
-            _ if self.0.fs.turns().is_some() => FopenFlags::empty(),
+            _ if self.0.fs.is_by_turns() => FopenFlags::empty(),
             CacheMode::None => FopenFlags::empty(),
             CacheMode::WriteBack | CacheMode::Through => FopenFlags::FOPEN_CACHE_DIR | FopenFlags::FOPEN_KEEP_CACHE,
         };
         let caller = Caller::of(req);
-        self.0.look("opendir", move |s| match s.open_dir(ino.0, caller) {
+        self.0.look(ino.0, "opendir", move |s| match s.open_dir(ino.0, caller) {
             Ok(handle) => reply.opened(FileHandle(handle.0), how),
             Err(error) => reply.error(failed("opendir", &error)),
         });
     }
 
     fn readdir(&self, _req: &Request, _ino: INodeNo, fh: FileHandle, offset: u64, mut reply: ReplyDirectory) {
-        self.0.look("readdir", move |s| {
+        self.0.look(fh.0, "readdir", move |s| {
             let mut is_empty = true;
             let listed = s.read_dir(HandleId(fh.0), offset, &mut |entry, next| {
                 let full = reply.add(INodeNo(entry.ino), next, file_type(entry.kind), &entry.name);
@@ -479,7 +476,7 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
     }
 
     fn readdirplus(&self, _req: &Request, ino: INodeNo, fh: FileHandle, offset: u64, reply: ReplyDirectoryPlus) {
-        self.0.look("readdirplus", move |s| {
+        self.0.look(fh.0, "readdirplus", move |s| {
             Self::send_listing_with_attributes(s, ino.0, HandleId(fh.0), offset, reply);
         });
     }
@@ -498,7 +495,7 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
     // --- attributes and statistics
 
     fn statfs(&self, _req: &Request, _ino: INodeNo, reply: ReplyStatfs) {
-        self.0.look("statfs", move |s| match s.fs.statfs() {
+        self.0.look(ROOT, "statfs", move |s| match s.fs.statfs() {
             Ok(s) => {
                 let block = u32::try_from(s.block_size).unwrap_or(4096);
                 reply.statfs(
@@ -536,7 +533,7 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
             _ => return reply.error(Errno::EINVAL),
         };
         let (name, value, caller) = (name.to_owned(), value.to_vec(), Caller::of(req));
-        self.0.change(ino.0, "setxattr", move |s| {
+        self.0.change_shown(ino.0, "setxattr", move |s| {
             send_empty("setxattr", s.set_xattr(ino.0, &name, &value, mode, caller), reply);
         });
     }
@@ -546,12 +543,12 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
             return reply.error(errno);
         }
         let name = name.to_owned();
-        self.0.look("getxattr", move |s| send_xattr("getxattr", s.fs.get_xattr(ino.0, &name), size, reply));
+        self.0.look(ino.0, "getxattr", move |s| send_xattr("getxattr", s.fs.get_xattr(ino.0, &name), size, reply));
     }
 
     fn listxattr(&self, req: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
         let uid = req.uid();
-        self.0.look("listxattr", move |s| {
+        self.0.look(ino.0, "listxattr", move |s| {
             let names = s.fs.list_xattr(ino.0).map(|names| {
                 let mut list = Vec::new();
                 for name in names.into_iter().filter(|name| is_listed_for(uid, name)) {
@@ -569,7 +566,7 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
             return reply.error(errno);
         }
         let (name, caller) = (name.to_owned(), Caller::of(req));
-        self.0.change(ino.0, "removexattr", move |s| {
+        self.0.change_shown(ino.0, "removexattr", move |s| {
             send_empty("removexattr", s.remove_xattr(ino.0, &name, caller), reply);
         });
     }

@@ -11,17 +11,12 @@ use std::io;
 use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 
-/// Threads for requests that waited for a turn.
-const IN_TURN: usize = 4;
-
 #[derive(Default)]
 struct State {
     /// The threads run and the file system is in use, so it must be closed at the end.
     live: bool,
     /// Carries out changes that waited for a thaw.
     deferred: Option<JoinHandle<()>>,
-    /// Carry out requests that waited for a turn.
-    in_turn: Vec<JoinHandle<()>>,
 }
 
 #[derive(Default)]
@@ -35,12 +30,6 @@ impl<F: FileSystem> Shared<F> {
         let shared = self.clone();
         let deferred = Builder::new().name("lamassu-thawed".into()).spawn(move || shared.gate.run_deferred())?;
         state.deferred = Some(deferred);
-        if let Some(turns) = self.fs.turns() {
-            for _ in 0..IN_TURN {
-                let turns = turns.clone();
-                state.in_turn.push(Builder::new().name("lamassu-turns".into()).spawn(move || turns.run_waiting())?);
-            }
-        }
         let mount: Arc<dyn tuning::Mount> = self.clone();
         self.tuning.start(&mount)?;
         state.live = true;
@@ -71,14 +60,12 @@ impl<F: FileSystem> Shared<F> {
     /// the file system.
     pub(super) fn finish(&self) {
         self.thaw_for_unmount();
-        if let Some(turns) = self.fs.turns() {
-            turns.stop();
-        }
+        self.fs.stop_turns();
         self.gate.stop();
         self.syncs.stop();
         self.tuning.stop();
-        let State { live, deferred, in_turn } = std::mem::take(&mut *self.lifetime.0.lock());
-        for thread in deferred.into_iter().chain(in_turn) {
+        let State { live, deferred } = std::mem::take(&mut *self.lifetime.0.lock());
+        if let Some(thread) = deferred {
             // A thread that was lost to a panic must not keep the file system from being closed.
             let _ = thread.join();
         }
@@ -113,12 +100,13 @@ impl<F: FileSystem> tuning::Mount for Shared<F> {
     fn with_handle(&self, ino: Ino, body: &mut dyn FnMut(HandleId)) {
         guarded("read ahead", || {
             // Held until the window is in the page cache: so the turn ends after that, and its end drops the window.
-            let turn = match self.fs.turns() {
-                Some(turns) => match self.keeps().then(|| turns.enter(Need::read_pages(ino, false))).flatten() {
-                    Some(turn) => Some(turn),
-                    None => return,
-                },
-                None => None,
+            let turn = match self.fs.is_by_turns() {
+                true => {
+                    let turns = self.fs.turns(ino).filter(|_| self.keeps(ino));
+                    let Some(turn) = turns.and_then(|turns| turns.enter(Need::read_pages(ino, false))) else { return };
+                    Some(turn)
+                }
+                false => None,
             };
             let Ok(handle) = self.fs.open_file(ino, Access { read: true, ..Access::default() }) else { return };
             body(handle);

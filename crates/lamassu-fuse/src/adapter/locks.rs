@@ -110,6 +110,7 @@ impl LockWaits {
 
 /// One request that waits.
 struct Set {
+    ino: Ino,
     asked: Asked,
     unique: RequestId,
     /// Sessions that it was made in.
@@ -118,8 +119,8 @@ struct Set {
 }
 
 impl<F: FileSystem> Shared<F> {
-    fn shared_locks(&self) -> Result<&Arc<dyn Locks>> {
-        self.fs.locks().ok_or(VaultError::Invalid)
+    fn shared_locks(&self, ino: Ino) -> Result<Arc<dyn Locks>> {
+        self.fs.locks(ino).ok_or(VaultError::Invalid)
     }
 
     fn key(&self, request: &LockRequest) -> Result<(LockKey, Range)> {
@@ -146,18 +147,18 @@ impl<F: FileSystem> Shared<F> {
         match self.lock(&request) {
             // Allowed for open file description locks: nothing is in the way of no lock.
             _ if request.typ == libc::F_UNLCK => reply.locked(request.start, request.end, libc::F_UNLCK, 0),
-            Ok(lock) => self.test(lock, 1, reply),
+            Ok(lock) => self.test(request.ino.0, lock, 1, reply),
             Err(error) => reply.error(failed("getlk", &error)),
         }
     }
 
-    fn test(self: &Arc<Self>, lock: Lock, sessions: u32, reply: ReplyLock) {
-        let Ok(locks) = self.shared_locks() else { return reply.error(Errno::ENOSYS) };
+    fn test(self: &Arc<Self>, ino: Ino, lock: Lock, sessions: u32, reply: ReplyLock) {
+        let Ok(locks) = self.shared_locks(ino) else { return reply.error(Errno::ENOSYS) };
         let shared = self.clone();
         let done = move |outcome| match outcome {
             Outcome::Ended if sessions < SESSIONS_MAX => {
-                shared.in_next_session(move |s, good| match good {
-                    Ok(()) => s.test(lock, sessions + 1, reply),
+                shared.in_next_session(ino, move |s, good| match good {
+                    Ok(()) => s.test(ino, lock, sessions + 1, reply),
                     Err(error) => reply.error(failed("getlk", &error)),
                 });
             }
@@ -183,22 +184,22 @@ impl<F: FileSystem> Shared<F> {
             Err(error) => reply.error(failed("setlk", &error)),
             // Only waits can be interrupted. No program expects that of an unlock, or where it does not wait.
             Ok(Asked::Lock { waits: true, .. }) if !self.lock_waits.begin(unique) => reply.error(Errno::EINTR),
-            Ok(asked) => self.set(Set { asked, unique, sessions: 1, reply }),
+            Ok(asked) => self.set(Set { ino: request.ino.0, asked, unique, sessions: 1, reply }),
         }
     }
 
-    fn set(self: &Arc<Self>, Set { asked, unique, sessions, reply }: Set) {
-        let Ok(locks) = self.shared_locks() else { return reply.error(Errno::ENOSYS) };
+    fn set(self: &Arc<Self>, Set { ino, asked, unique, sessions, reply }: Set) {
+        let Ok(locks) = self.shared_locks(ino) else { return reply.error(Errno::ENOSYS) };
         let shared = self.clone();
         let done = move |outcome| match (outcome, asked) {
             // The locks of a session go with it.
             (Outcome::Ended, Asked::Unlock { .. }) => shared.answer_lock(unique, Ok(()), reply),
             (Outcome::Ended, Asked::Lock { waits, .. }) if sessions < SESSIONS_MAX => {
-                let again = Set { asked, unique, sessions: sessions + 1, reply };
+                let again = Set { ino, asked, unique, sessions: sessions + 1, reply };
                 if waits && !shared.lock_waits.again(unique, sessions + 1) {
                     return shared.answer_lock(unique, Err(Errno::EINTR), again.reply);
                 }
-                shared.in_next_session(move |s, good| match good {
+                shared.in_next_session(ino, move |s, good| match good {
                     Ok(()) => s.set(again),
                     Err(error) => s.answer_lock(unique, Err(failed("setlk", &error)), again.reply),
                 });
@@ -220,15 +221,15 @@ impl<F: FileSystem> Shared<F> {
     }
 
     /// Waits for a turn, with which the next session begins.
-    fn in_next_session(self: &Arc<Self>, then: impl FnOnce(&Arc<Self>, Result<()>) + Send + 'static) {
-        self.look("setlk", move |s| then(s, s.fs.statfs().map(drop)));
+    fn in_next_session(self: &Arc<Self>, ino: Ino, then: impl FnOnce(&Arc<Self>, Result<()>) + Send + 'static) {
+        self.look(ino, "setlk", move |s| then(s, s.fs.getattr(ino, None).map(drop)));
     }
 
     /// One close(2): releases the ranges that its owner has locked, then calls `then`.
     pub(super) fn close_locks(&self, ino: Ino, owner: LockOwner, then: impl FnOnce() + Send + 'static) {
-        let locks = self.fs.locks();
-        let closes = locks.and_then(|locks| Some((locks, locks.closes(self.fs.locked_file(ino).ok()?, owner.0)?)));
-        match closes {
+        let locks = self.fs.locks(ino);
+        let closes = locks.as_ref().and_then(|locks| locks.closes(self.fs.locked_file(ino).ok()?, owner.0));
+        match locks.zip(closes) {
             Some((locks, asked)) => drop(locks.ask(asked, Box::new(move |_| then()))),
             None => then(),
         }
@@ -236,7 +237,7 @@ impl<F: FileSystem> Shared<F> {
 
     /// The last close: releases the locks that belong to the open file.
     pub(super) fn release_locks(&self, handle: HandleId) {
-        let Some(locks) = self.fs.locks() else { return };
+        let Some(locks) = self.fs.locks(handle.0) else { return };
         for asked in locks.closed(handle.0) {
             drop(locks.ask(asked, Box::new(|_| ())));
         }
@@ -244,7 +245,7 @@ impl<F: FileSystem> Shared<F> {
 
     /// Fails if a lock was lost that was taken through this open file: others may have used the file since.
     pub(super) fn check_locks(&self, handle: HandleId) -> Result<()> {
-        match self.fs.locks() {
+        match self.fs.locks(handle.0) {
             Some(locks) if locks.is_lost(handle.0) => Err(VaultError::Io {
                 op: "use a file whose lock was lost with this host's session",
                 source: io::Error::from_raw_os_error(libc::EIO),
@@ -256,7 +257,9 @@ impl<F: FileSystem> Shared<F> {
     /// A caller was interrupted.
     pub(super) fn interrupt(&self, unique: RequestId) -> std::result::Result<(), Errno> {
         // Only waits for locks can be interrupted.
-        self.fs.locks().ok_or(Errno::ENOSYS)?;
+        if !self.fs.is_by_turns() {
+            return Err(Errno::ENOSYS);
+        }
         self.lock_waits.interrupt(unique);
         Ok(())
     }

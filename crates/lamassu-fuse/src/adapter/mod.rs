@@ -123,6 +123,17 @@ pub(crate) struct Shared<F> {
     lock_waits: LockWaits,
 }
 
+/// What a request is about, which decides the turns that it needs.
+#[derive(Clone, Copy)]
+enum About {
+    /// the content of an inode, or of an open handle
+    Content(u64),
+    /// the attributes of an inode
+    Shown(Ino),
+    /// a change of its attributes, which may be recorded with both
+    Both(Ino),
+}
+
 /// The `fuser` file system.
 pub(crate) struct Adapter<F: FileSystem>(pub(crate) Arc<Shared<F>>);
 
@@ -137,7 +148,7 @@ impl<F: FileSystem> Shared<F> {
         let tuning = Arc::new(Tuning::new(options.keep_awake, fs.upkeep())?);
         // Other hosts would not see dirty pages of the kernel.
         let cache = match options.cache {
-            CacheMode::WriteBack if fs.turns().is_some() => CacheMode::Through,
+            CacheMode::WriteBack if fs.is_by_turns() => CacheMode::Through,
             cache => cache,
         };
         Ok(Arc::new(Shared {
@@ -204,47 +215,88 @@ impl<F: FileSystem> Shared<F> {
     }
 
     /// Carries a request out now or, if several hosts take turns, in this host's next turn.
-    fn in_turn(self: &Arc<Self>, need: Need, job: impl FnOnce(&Arc<Self>) + Send + 'static) {
-        let Some(turns) = self.fs.turns() else { return job(self) };
+    fn in_turn(self: &Arc<Self>, about: About, need: Need, job: impl FnOnce(&Arc<Self>) + Send + 'static) {
+        if !self.fs.is_by_turns() {
+            return job(self);
+        }
         let shared = self.clone();
-        turns.run(need, move |turn| {
+        self.hold_turns(about, need, move |held| {
             job(&shared);
-            drop(turn);
+            drop(held);
         });
+    }
+
+    /// Calls `job` with the turns that a request needs.
+    fn hold_turns(&self, about: About, need: Need, job: impl FnOnce([Option<Use>; 2]) + Send + 'static) {
+        let (first, second) = match about {
+            About::Content(number) => (None, self.fs.turns(number)),
+            About::Shown(ino) => (None, self.fs.turns_that_show(ino)),
+            About::Both(ino) => {
+                let (inner, outer) = (self.fs.turns(ino), self.fs.turns_that_show(ino));
+                let is_one = matches!((&inner, &outer), (Some(inner), Some(outer)) if Arc::ptr_eq(inner, outer));
+                (outer.filter(|_| !is_one), inner)
+            }
+        };
+        let then = move |held: Option<Use>| match second {
+            Some(turns) => turns.run(need, move |turn| job([Some(turn), held])),
+            None => job([None, held]),
+        };
+        match first {
+            Some(turns) => turns.run(need, move |turn| then(Some(turn))),
+            None => then(None),
+        }
+    }
+
+    /// Whether two directories belong to one vault, as far as a turn is needed to know: without turns the file system
+    /// tells.
+    fn is_one(&self, dir: Ino, other: Ino) -> bool {
+        match (self.fs.turns(dir), self.fs.turns(other)) {
+            (Some(one), Some(other)) => Arc::ptr_eq(&one, &other),
+            (one, other) => one.is_some() == other.is_some(),
+        }
     }
 
     /// The same on a thread of its own, for a request that may wait long: there are few request threads, and other
     /// requests must not wait for it.
-    fn in_turn_aside(self: &Arc<Self>, need: Need, job: impl FnOnce(&Arc<Self>) + Send + 'static) {
+    fn in_turn_aside(self: &Arc<Self>, about: About, need: Need, job: impl FnOnce(&Arc<Self>) + Send + 'static) {
         let shared = self.clone();
-        let begin = move |turn: Option<Use>| {
+        self.hold_turns(about, need, move |held| {
             let syncs = shared.syncs.clone();
             syncs.run(Box::new(move || {
                 job(&shared);
-                drop(turn);
+                drop(held);
             }));
-        };
-        match self.fs.turns() {
-            Some(turns) => turns.run(need, move |turn| begin(Some(turn))),
-            None => begin(None),
-        }
+        });
     }
 
-    /// Carries out a request that changes nothing.
-    fn look(self: &Arc<Self>, op: &'static str, job: impl FnOnce(&Arc<Self>) + Send + 'static) {
-        self.in_turn(Need::LOOK, move |shared| _ = shared.answer(op, || job(shared)));
+    /// Carries out a request that changes nothing. `number`: the inode or handle that it is about.
+    fn look(self: &Arc<Self>, number: u64, op: &'static str, job: impl FnOnce(&Arc<Self>) + Send + 'static) {
+        self.in_turn(About::Content(number), Need::LOOK, move |shared| _ = shared.answer(op, || job(shared)));
+    }
+
+    /// The same for attributes.
+    fn look_shown(self: &Arc<Self>, ino: Ino, op: &'static str, job: impl FnOnce(&Arc<Self>) + Send + 'static) {
+        self.in_turn(About::Shown(ino), Need::LOOK, move |shared| _ = shared.answer(op, || job(shared)));
     }
 
     /// Carries a change out now, or in the next turn, or after the thaw.
     fn change(self: &Arc<Self>, ino: Ino, op: &'static str, job: impl FnOnce(&Self) + Send + 'static) {
-        self.in_turn(Need::CHANGE, move |shared| shared.change_in_turn(ino, op, job));
+        self.in_turn(About::Content(ino), Need::CHANGE, move |shared| shared.change_in_turn(ino, op, job));
+    }
+
+    /// The same for a change of attributes.
+    fn change_shown(self: &Arc<Self>, ino: Ino, op: &'static str, job: impl FnOnce(&Self) + Send + 'static) {
+        self.in_turn(About::Both(ino), Need::CHANGE, move |shared| shared.change_in_turn(ino, op, job));
     }
 
     /// The same for a change of names, which is durable before it is answered if that is asked for
     /// ([`Shared::synced`]).
     fn change_names(self: &Arc<Self>, ino: Ino, op: &'static str, job: impl FnOnce(&Self) + Send + 'static) {
         match self.syncs_names {
-            true => self.in_turn_aside(Need::CHANGE, move |shared| shared.change_in_turn(ino, op, job)),
+            true => {
+                let job = move |shared: &Arc<Self>| shared.change_in_turn(ino, op, job);
+                self.in_turn_aside(About::Content(ino), Need::CHANGE, job);
+            }
             false => self.change(ino, op, job),
         }
     }
@@ -306,7 +358,7 @@ impl<F: FileSystem> Adapter<F> {
         let can_expire = config.capabilities().contains(InitFlags::FUSE_HAS_EXPIRE_ONLY);
         self.0.may_keep.store(can_expire, Ordering::Relaxed);
         match self.0.cache {
-            _ if self.0.fs.turns().is_some() => {}
+            _ if self.0.fs.is_by_turns() => {}
             CacheMode::WriteBack => wanted |= InitFlags::FUSE_WRITEBACK_CACHE | InitFlags::FUSE_CACHE_SYMLINKS,
             CacheMode::Through => wanted |= InitFlags::FUSE_CACHE_SYMLINKS,
             CacheMode::None => {}
@@ -315,7 +367,7 @@ impl<F: FileSystem> Adapter<F> {
             wanted |= ACLS;
             self.0.acls.store(true, Ordering::Relaxed);
         }
-        if self.0.fs.locks().is_some() {
+        if self.0.fs.is_by_turns() {
             wanted |= InitFlags::FUSE_POSIX_LOCKS | InitFlags::FUSE_FLOCK_LOCKS;
         }
         let refused = config.add_capabilities(wanted & config.capabilities()).is_err();

@@ -88,7 +88,7 @@ impl<F: FileSystem> Adapter<F> {
             is_empty &= full;
             !full
         };
-        let listed = match shared.keeps() {
+        let listed = match shared.keeps(handle.0) {
             true => shared.read_dir_plus(handle, cookie, &mut add),
             // With attributes the kernel would ask again for each entry.
             false => shared.read_dir(handle, cookie, &mut |listed, next| add(listed, None, next)),

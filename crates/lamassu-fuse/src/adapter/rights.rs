@@ -24,7 +24,7 @@ fn not_permitted(op: &'static str) -> VaultError {
 impl<F: FileSystem> Shared<F> {
     /// Whether a caller's rights must be checked again.
     fn is_checked(&self, caller: Caller) -> bool {
-        !caller.is_root() && self.fs.turns().is_some()
+        !caller.is_root() && self.fs.is_by_turns()
     }
 
     /// Refuses to remove, move or replace the entry that has this name now, if the directory is sticky and neither it
@@ -33,8 +33,8 @@ impl<F: FileSystem> Shared<F> {
         if !self.is_checked(caller) {
             return Ok(());
         }
-        let parent = self.fs.getattr(dir, None)?;
-        if parent.mode & libc::S_ISVTX == 0 || parent.uid == caller.uid() {
+        let (mode, owner) = self.fs.permissions(dir)?;
+        if mode & libc::S_ISVTX == 0 || owner == caller.uid() {
             return Ok(());
         }
         let entry = match EntryRef::find(&*self.fs, dir, name) {

@@ -9,7 +9,7 @@ use lamassu_anchor::table::{DiskTable, Table};
 use lamassu_format::header::{VaultHeader, VaultId};
 use lamassu_format::name;
 use lamassu_keys::header_file;
-use lamassu_rpc::host::{give_up, put};
+use lamassu_rpc::host::{Mirrored, give_up, put};
 use lamassu_vault::anchor::is_dataset_of;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -44,16 +44,25 @@ impl Anchors {
         }
     }
 
-    /// Removes the anchor of a dataset that no longer exists, also from its server.
+    /// Holds the anchor of a dataset that is about to be destroyed, if it is at a server: no other host begins to use
+    /// it.
     ///
     /// # Errors
-    /// [`Error::Local`]; [`AnchorError::Server`], for example if another host has a session of it.
-    pub(crate) fn remove_with_server(&self, dataset: &VaultId) -> Result<()> {
-        if let Some(server) = self.server_of(dataset)? {
-            // Waits for a thread that is closing it.
-            let _ = self.opened().get(dataset).and_then(Open::get);
-            let copy = self.usual(dataset).ok_or(Error::NoAnchorPlace)?;
-            let table = self.session(&server, dataset, Access::Write, &copy)?;
+    /// [`lamassu_anchor::AnchorError::Server`], for example if another host uses it.
+    pub(crate) fn hold_to_remove(&self, dataset: &VaultId) -> Result<Option<Mirrored>> {
+        let Some(server) = self.server_of(dataset)? else { return Ok(None) };
+        // Waits for a thread that is closing it.
+        let _ = self.opened().get(dataset).and_then(Open::get);
+        let copy = self.usual(dataset).ok_or(Error::NoAnchorPlace)?;
+        self.session(&server, dataset, Access::Write, &copy).map(Some)
+    }
+
+    /// Removes the anchor of a dataset that no longer exists, also from its server if it is held there.
+    ///
+    /// # Errors
+    /// [`Error::Local`]; [`lamassu_anchor::AnchorError::Server`].
+    pub(crate) fn remove_held(&self, dataset: &VaultId, held: Option<Mirrored>) -> Result<()> {
+        if let Some(table) = held {
             give_up(table.session())?;
         }
         self.remove(dataset)

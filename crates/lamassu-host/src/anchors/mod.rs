@@ -44,7 +44,7 @@ use lamassu_anchor::{Anchor, AnchorError, HeaderBasis};
 use lamassu_format::header::{VaultHeader, VaultId};
 use lamassu_keys::witness::{Basis, Replacement, Replacing, Taken, ToReplace, Witness, WitnessError};
 use lamassu_lease::Mode;
-use lamassu_rpc::host::{Mirrored, Turn, Turns};
+use lamassu_rpc::host::Mirrored;
 use lamassu_vault::VaultError;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -96,10 +96,8 @@ struct Shared {
     chosen_for: OnceLock<VaultId>,
     /// The open tables at servers.
     sessions: Mutex<Vec<(VaultId, Weak<Mirrored>)>>,
-    /// The session by turns.
-    turns: OnceLock<Arc<Turns>>,
-    /// Its turn, before the turns' driver takes it and after the driver has ended.
-    turn: Mutex<Option<Turn>>,
+    /// The sessions by turns.
+    turns: Mutex<HashMap<VaultId, served::ByTurns>>,
     open: Mutex<HashMap<VaultId, Open>>,
     reporting: Mutex<Vec<reports::Reporting>>,
     connections: Mutex<HashMap<String, served::Connections>>,
@@ -188,7 +186,8 @@ impl Anchors {
         if let Some((anchor, _)) = there.filter(|(_, has)| access == Access::Read || *has == Access::Write) {
             return Ok(anchor);
         }
-        if self.shared.turns.get().is_some() {
+        // A command opens one vault by turns itself; datasets in it follow by `Anchors::begin_turns`.
+        if self.takes_turns() {
             return Err(Error::NoTurn);
         }
         let path = self.file_of(vault)?.ok_or(Error::NoAnchorPlace)?;

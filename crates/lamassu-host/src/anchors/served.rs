@@ -12,11 +12,26 @@ use lamassu_lease::Mode;
 use lamassu_rpc::host::{Connection, Joined, Mirrored, Session, Turn, Turns, give_up, is_on_its_way, join, put};
 use lamassu_rpc::token::Token;
 use lamassu_vault::VaultError;
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, MutexGuard, PoisonError, Weak};
 
 /// Sessions by one connection. A server takes 64 streams in one, and 8 calls of one host at a time beside them.
 const USERS_MAX: usize = 48;
+
+/// A session by turns.
+pub(super) struct ByTurns {
+    turns: Arc<Turns>,
+    /// Its turn, before the turns' driver takes it and after the driver has ended.
+    turn: Option<Turn>,
+}
+
+impl ByTurns {
+    fn leave(self) {
+        self.turns.leave();
+        drop(self.turn);
+    }
+}
 
 /// The connections to a server.
 pub(super) struct Connections {
@@ -54,24 +69,43 @@ impl Anchors {
         let turn = turns.take(access.mode())?;
         self.remember_server(vault, server)?;
         let table = turn.table.clone();
-        // A command opens one vault by turns at most.
-        let _ = self.shared.turns.set(turns);
-        self.keep_turn(turn);
+        self.turns().insert(*vault, ByTurns { turns, turn: Some(turn) });
         Ok(table)
     }
 
-    /// The session by turns, and its turn.
-    pub(crate) fn take_turn(&self) -> Option<(Arc<Turns>, Turn)> {
-        self.shared.turns.get().cloned().zip(self.turn().take())
+    /// Begins a session by turns of a dataset.
+    pub(crate) fn begin_turns(&self, dataset: &VaultId) -> Result<Arc<Turns>> {
+        let server = self.server_of(dataset)?.ok_or(Error::NotAtServer)?;
+        let copy = self.file_of(dataset)?.ok_or(Error::NoAnchorPlace)?;
+        let connection = self.connection(&server)?;
+        make_dir_of(&copy)?;
+        let turns = Turns::begin(&connection, *dataset, &copy)?;
+        self.remember_server(dataset, &server)?;
+        self.turns().insert(*dataset, ByTurns { turns: turns.clone(), turn: None });
+        Ok(turns)
+    }
+
+    /// The session by turns of a vault, and its turn.
+    pub(crate) fn take_turn(&self, vault: &VaultId) -> Option<(Arc<Turns>, Turn)> {
+        let mut all = self.turns();
+        let by_turns = all.get_mut(vault)?;
+        Some(by_turns.turns.clone()).zip(by_turns.turn.take())
     }
 
     /// Keeps a turn, which ends with the session.
-    pub(crate) fn keep_turn(&self, turn: Turn) {
-        *self.turn() = Some(turn);
+    pub(crate) fn keep_turn(&self, vault: &VaultId, turn: Turn) {
+        if let Some(by_turns) = self.turns().get_mut(vault) {
+            by_turns.turn = Some(turn);
+        }
     }
 
-    fn turn(&self) -> MutexGuard<'_, Option<Turn>> {
-        self.shared.turn.lock().unwrap_or_else(PoisonError::into_inner)
+    fn turns(&self) -> MutexGuard<'_, HashMap<VaultId, ByTurns>> {
+        self.shared.turns.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether there is a session by turns.
+    pub(super) fn takes_turns(&self) -> bool {
+        !self.turns().is_empty()
     }
 
     /// A connection to a server for one more session. The first one finds the server, before the process is confined.
@@ -116,6 +150,9 @@ impl Anchors {
 
     /// Ends the session of a vault that was closed, so that other hosts get it at once.
     pub(crate) fn leave(&self, vault: &VaultId) {
+        if let Some(by_turns) = { self.turns().remove(vault) } {
+            by_turns.leave();
+        }
         let of_it: Vec<_> = self.sessions().extract_if(.., |(of, _)| of == vault).collect();
         for table in of_it.into_iter().filter_map(|(_, table)| table.upgrade()) {
             if let Some(open) = self.opened().get_mut(vault) {
@@ -128,10 +165,8 @@ impl Anchors {
     /// Ends the sessions of this process at servers, so that other hosts get the vaults at once. Nothing is read or
     /// written by them after that.
     pub fn leave_servers(&self) {
-        if let Some(turns) = self.shared.turns.get() {
-            turns.leave();
-            drop(self.turn().take());
-        }
+        let by_turns = std::mem::take(&mut *self.turns());
+        by_turns.into_values().for_each(ByTurns::leave);
         for (_, table) in self.sessions().drain(..) {
             if let Some(table) = table.upgrade() {
                 table.session().leave();

@@ -1,7 +1,7 @@
 use super::*;
-use lamassu_format::header::VaultId;
 use crate::audit::{Kept, Why};
 use crate::state::leases::{Lasting, Use};
+use lamassu_format::header::VaultId;
 use lamassu_lease::server::{Change, Durable};
 use lamassu_lease::{GrantNo, Object, SessionId};
 

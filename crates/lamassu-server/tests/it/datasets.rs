@@ -2,10 +2,14 @@
 
 use crate::common::raw::{channel, id_of};
 use crate::common::*;
+use crate::shared::{listed, shared, unmounted_and_checked};
 use lamassu_rpc::proto::{self, anchors_client::AnchorsClient};
-use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::fs::{self, File};
+use std::io::{ErrorKind, Write};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::PathBuf;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::runtime::Runtime;
 use tonic::Code;
 
@@ -191,4 +195,155 @@ fn a_dataset_is_put_into_no_vault_but_ones_own() {
     let status = evil.run(&format!("ls --anchor {} store/v", lab.url()));
     status.code(68);
     a.run("check store/v").ok();
+}
+
+/// Every host sees every dataset, and all of them are one file system.
+#[test]
+fn hosts_share_datasets_as_they_share_the_vault() {
+    let lab = Lab::new();
+    let hosts = shared(&lab);
+    let [a, b, c] = hosts;
+    a.run("dataset create m-a/p").ok();
+    b.run("dataset create m-b/p/q").ok();
+    assert_eq!(listed(&c.file("p")), ["q"]);
+    for round in 0..20 {
+        let [writes, reads] = if round % 2 == 0 { [a, b] } else { [b, c] };
+        for place in ["count", "p/count", "p/q/count"] {
+            fs::write(writes.file(place), format!("{place} {round}")).unwrap();
+            assert_eq!(fs::read_to_string(reads.file(place)).unwrap(), format!("{place} {round}"));
+        }
+    }
+    // Handles, numbers and names outlive turns in a dataset, too.
+    let mut open = File::options().read(true).write(true).create_new(true).open(a.file("p/one")).unwrap();
+    open.write_all(b"one").unwrap();
+    fs::rename(b.file("p/one"), b.file("p/two")).unwrap();
+    open.write_all(b", two").unwrap();
+    assert_eq!(fs::read_to_string(c.file("p/two")).unwrap(), "one, two");
+    assert_eq!(open.metadata().unwrap().ino(), fs::metadata(a.file("p/two")).unwrap().ino());
+    fs::rename(c.file("p"), c.file("moved")).unwrap();
+    open.write_all(b", three").unwrap();
+    assert_eq!(fs::read_to_string(b.file("moved/two")).unwrap(), "one, two, three");
+    assert_eq!(listed(&a.file("moved/q")), ["count"]);
+    // What belongs to the entry of a dataset, and what to its inside.
+    for (host, mode) in [(a, 0o711), (b, 0o750), (c, 0o777)] {
+        fs::set_permissions(host.file("moved"), fs::Permissions::from_mode(mode)).unwrap();
+        hosts.iter().for_each(|host| assert_eq!(fs::metadata(host.file("moved")).unwrap().mode() & 0o777, mode));
+    }
+    let attribute = Command::new("setfattr").args(["-n", "user.of", "-v", "root"]).arg(a.file("moved")).status();
+    assert!(attribute.unwrap().success());
+    let shown =
+        Command::new("getfattr").args(["--only-values", "-n", "user.of"]).arg(b.file("moved")).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&shown.stdout), "root");
+    let across = |error: std::io::Error| assert_eq!(error.kind(), ErrorKind::CrossesDevices);
+    across(fs::rename(a.file("count"), a.file("moved/other")).unwrap_err());
+    across(fs::rename(a.file("moved/q/count"), a.file("moved/other")).unwrap_err());
+    across(fs::hard_link(a.file("moved/two"), a.file("other")).unwrap_err());
+    fs::copy(a.file("moved/two"), b.file("moved/q/copy")).unwrap();
+    fs::remove_dir(a.file("moved/q")).unwrap_err();
+    // Locks of programs hold among all hosts, by dataset.
+    let (first, second) = (File::open(a.file("moved/two")).unwrap(), File::open(b.file("moved/two")).unwrap());
+    first.try_lock().unwrap();
+    assert!(matches!(second.try_lock(), Err(fs::TryLockError::WouldBlock)));
+    File::open(b.file("count")).unwrap().try_lock().unwrap();
+    first.unlock().unwrap();
+    second.try_lock().unwrap();
+    drop((first, second, open));
+    let datasets = c.run("dataset list m-c").ok();
+    assert_eq!(datasets.out.lines().filter(|line| line.contains("moved")).count(), 2, "{}", datasets.out);
+    b.run("dataset set m-b/moved compress=lz4").ok();
+    a.run("key rotate --outer m-a/moved").ok();
+    fs::write(c.file("moved/after"), "the rotation").unwrap();
+    assert_eq!(fs::read_to_string(b.file("moved/after")).unwrap(), "the rotation");
+    unmounted_and_checked(&lab, &hosts);
+}
+
+/// A host that has one dataset and stands still is in nobody's way elsewhere.
+#[test]
+fn hosts_in_different_datasets_do_not_wait_for_each_other() {
+    let lab = Lab::with_term(20);
+    let hosts = shared(&lab);
+    let [a, b, _] = hosts;
+    for dataset in ["p", "q"] {
+        a.run(&format!("dataset create m-a/{dataset}")).ok();
+    }
+    fs::write(a.file("p/f"), "of a").unwrap();
+    // Another host has the vault around them, and the other dataset.
+    fs::write(b.file("q/f"), "of b").unwrap();
+    fs::write(b.file("f"), "of b").unwrap();
+    let stopped = a.daemon();
+    kill(stopped, "-STOP");
+    let is_done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let reads = scope.spawn(|| {
+            let text = fs::read_to_string(b.file("p/f")).unwrap();
+            is_done.store(true, Ordering::SeqCst);
+            text
+        });
+        for round in 0..20 {
+            b.write("q/f", &format!("of b, {round}")).unwrap();
+            fs::create_dir(b.file(&format!("d{round}"))).unwrap();
+        }
+        assert!(!is_done.load(Ordering::SeqCst), "it was read while the other host may have changed it");
+        kill(stopped, "-CONT");
+        assert_eq!(reads.join().unwrap(), "of a");
+    });
+    unmounted_and_checked(&lab, &hosts);
+}
+
+/// What a killed host had synced in a dataset is there for the next, which takes the rest over.
+#[test]
+fn a_host_that_is_killed_in_a_dataset_is_taken_over_there() {
+    let lab = Lab::with_term(5);
+    let hosts = shared(&lab);
+    let [a, b, c] = hosts;
+    a.run("dataset create m-a/p").ok();
+    a.write("p/synced", "synced").unwrap();
+    let mut open = File::create(a.file("p/open")).unwrap();
+    open.write_all(b"not synced").unwrap();
+    kill(a.daemon(), "-KILL");
+    drop(open);
+    let _ = Command::new("umount").arg("-l").arg(a.file("")).output();
+    b.write("elsewhere", "goes on").unwrap();
+    assert_eq!(fs::read_to_string(b.file("p/synced")).unwrap(), "synced");
+    b.write("p/synced", "more").unwrap();
+    assert_eq!(fs::read_to_string(c.file("p/synced")).unwrap(), "more");
+    unmounted_and_checked(&lab, &hosts[1..]);
+}
+
+/// Keys of a dataset's own are for each host to load.
+#[test]
+fn a_dataset_with_a_key_of_its_own_opens_where_that_is_loaded() {
+    let lab = Lab::new();
+    let hosts = shared(&lab);
+    let [a, b, c] = hosts;
+    fs::write(lab.path("other"), [8; 32]).unwrap();
+    fs::set_permissions(lab.path("other"), fs::Permissions::from_mode(0o600)).unwrap();
+    a.run("dataset create --new-key raw:file:other m-a/own").ok();
+    a.write("own/f", "mine").unwrap();
+    let is_locked = |host: Host<'_>| {
+        let error = fs::read(host.file("own/f")).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::ENOKEY), "{error}");
+        assert_eq!(fs::metadata(host.file("own")).unwrap().mode() & 0o777, 0o755);
+    };
+    is_locked(b);
+    b.run("key load m-b/own").code(12);
+    b.run("key load --key raw:file:other m-b/own").ok();
+    assert_eq!(fs::read_to_string(b.file("own/f")).unwrap(), "mine");
+    b.write("own/g", "of b").unwrap();
+    assert_eq!(fs::read_to_string(a.file("own/g")).unwrap(), "of b");
+    b.run("key unload m-b/own").ok();
+    is_locked(b);
+    a.write("own/g", "of a").unwrap();
+    b.run("key load --key raw:file:other m-b/own").ok();
+    assert_eq!(fs::read_to_string(b.file("own/g")).unwrap(), "of a");
+    // A dataset that another host uses stays, and can be used; one that nobody else has can be destroyed.
+    a.run("dataset destroy m-a/own").code(63).says("host b");
+    is_locked(c);
+    b.run("key unload m-b/own").ok();
+    a.run("key load --key raw:file:other m-a/own").ok();
+    assert_eq!(fs::read_to_string(a.file("own/g")).unwrap(), "of a");
+    a.run("dataset destroy m-a/own").ok();
+    hosts.iter().for_each(|host| assert!(listed(&host.file("")).is_empty()));
+    assert_eq!(lab.vaults().len(), 1);
+    unmounted_and_checked(&lab, &hosts);
 }

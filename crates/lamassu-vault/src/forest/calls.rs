@@ -111,10 +111,7 @@ impl FileSystem for Forest {
     }
 
     fn may_cache(&self, ino: Ino) -> bool {
-        match member_of(ino) {
-            ROOT_MEMBER => self.root.cached() && self.is_as_known(ino),
-            member => self.slot(member).is_ok_and(|slot| slot.cached()),
-        }
+        self.slot(member_of(ino)).is_ok_and(|slot| slot.cached()) && self.is_as_known(ino)
     }
 
     fn waits_for_keys(&self, ino: Ino) -> bool {
@@ -130,7 +127,7 @@ impl FileSystem for Forest {
     fn maintain(&self) -> Result<()> {
         // Also if nothing is loaded any more.
         lamassu_store::file::trim_spare();
-        self.beside_turns(|_| Ok(()), || self.each_loaded(Vault::maintain))
+        self.each_open(Vault::maintain)
     }
 
     fn upkeep(&self) -> Upkeep {
@@ -138,7 +135,7 @@ impl FileSystem for Forest {
     }
 
     fn work_off(&self) -> Result<()> {
-        self.beside_turns(|_| Ok(()), || self.each_loaded(Vault::work_off))
+        self.each_open(Vault::work_off)
     }
 
     // Unloads everything when the idle time is over.
@@ -153,7 +150,7 @@ impl FileSystem for Forest {
     // All vaults that are open; none is opened until the thaw. `EBUSY` while one is loaded, unloaded or destroyed.
     fn freeze(&self) -> Result<()> {
         // Another host would write in the next turn.
-        if self.waits_in().is_some() {
+        if self.are_by_turns() {
             return Err(errno("freeze what hosts have in turn", libc::EXDEV));
         }
         // Does not wait: unloading waits for requests of the kernel, which a front-end holds back while it freezes.
@@ -192,7 +189,7 @@ impl FileSystem for Forest {
                 slot.forget(local(ino), count);
             }
         };
-        self.beside_turns(|left| left.forget(ino, count), forget);
+        self.beside_turns(member_of(ino), |left| left.forget(local(ino), count), forget);
     }
 
     // The root of a dataset shows whether it is open or not.
@@ -288,12 +285,28 @@ impl FileSystem for Forest {
         self.of(handle)?.append(local_handle(handle), data)
     }
 
-    fn turns(&self) -> Option<&Arc<Turns>> {
-        self.waits_in()
+    fn is_by_turns(&self) -> bool {
+        self.are_by_turns()
     }
 
-    fn locks(&self) -> Option<&Arc<dyn Locks>> {
-        self.shared_locks()
+    fn turns(&self, number: u64) -> Option<Arc<Turns>> {
+        self.queue_of(member_of(number))
+    }
+
+    fn turns_that_show(&self, ino: Ino) -> Option<Arc<Turns>> {
+        self.shows(ino)
+    }
+
+    fn stop_turns(&self) {
+        self.stop_all_turns();
+    }
+
+    fn permissions(&self, dir: Ino) -> Result<(u32, u32)> {
+        self.dir_permissions(dir)
+    }
+
+    fn locks(&self, number: u64) -> Option<Arc<dyn Locks>> {
+        self.shared_locks(member_of(number))
     }
 
     fn locked_file(&self, ino: Ino) -> Result<Object> {
@@ -303,17 +316,17 @@ impl FileSystem for Forest {
     // A vault that was closed has nothing left to write.
     fn flush(&self, handle: HandleId) -> Result<()> {
         let flush = || self.still_of(handle).map_or(Ok(()), |vault| vault.flush(local_handle(handle)));
-        self.beside_turns(|left| left.flush(handle), flush)
+        self.beside_turns(member_of(handle.0), |left| left.flush(local_handle(handle)), flush)
     }
 
     fn fsync(&self, handle: HandleId, data_only: bool) -> Result<()> {
         let fsync = || self.of(handle)?.fsync(local_handle(handle), data_only);
-        self.beside_turns(|left| left.sync(handle), fsync)
+        self.beside_turns(member_of(handle.0), |left| left.sync(local_handle(handle)), fsync)
     }
 
     fn release(&self, handle: HandleId) -> Result<()> {
         let release = || self.still_of(handle).map_or(Ok(()), |vault| vault.release(local_handle(handle)));
-        self.beside_turns(|left| left.release(handle), release)
+        self.beside_turns(member_of(handle.0), |left| left.release(local_handle(handle)), release)
     }
 
     fn fallocate(&self, handle: HandleId, mode: Fallocate, offset: u64, len: u64) -> Result<()> {
@@ -384,12 +397,12 @@ impl FileSystem for Forest {
 
     fn release_dir(&self, handle: HandleId) -> Result<()> {
         let release = || self.still_of(handle).map_or(Ok(()), |vault| vault.release_dir(local_handle(handle)));
-        self.beside_turns(|left| left.release(handle), release)
+        self.beside_turns(member_of(handle.0), |left| left.release(local_handle(handle)), release)
     }
 
     fn fsync_dir(&self, handle: HandleId) -> Result<()> {
         let fsync = || self.of(handle)?.fsync_dir(local_handle(handle));
-        self.beside_turns(|left| left.sync(handle), fsync)
+        self.beside_turns(member_of(handle.0), |left| left.sync(local_handle(handle)), fsync)
     }
 
     fn get_xattr(&self, ino: Ino, name: &OsStr) -> Result<Vec<u8>> {

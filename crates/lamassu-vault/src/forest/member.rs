@@ -1,11 +1,13 @@
 //! What is known of a member: its place, its state, its vault while it is open.
 
 use super::Number;
+use super::turns::ByTurns;
 use crate::error::io;
 use crate::inode::StoreId;
 use crate::root::ShownPermissions;
 use crate::{Attr, Ino, ROOT, Result, Vault};
 use lamassu_format::header::VaultId;
+use lamassu_format::root::RootRecord;
 use lamassu_store::Backend;
 use parking_lot::{Mutex, RwLock};
 use std::collections::HashMap;
@@ -58,6 +60,10 @@ pub(super) struct KnownMember {
     pub cached: AtomicBool,
     /// The root's permissions when the vault was open last.
     pub permissions: Mutex<Option<ShownPermissions>>,
+    /// Set while several hosts take turns with it.
+    pub by_turns: RwLock<Option<Arc<ByTurns>>>,
+    /// With turns: the permissions of a dataset's entry in the vault around it, when they were last shown.
+    pub entry: Mutex<Option<RootRecord>>,
 }
 
 /// The kernel's references to numbers of a member's closed vaults. When they are given back, they must not be
@@ -89,6 +95,8 @@ impl KnownMember {
             owed: Mutex::default(),
             cached: AtomicBool::new(true),
             permissions: Mutex::new(permissions),
+            by_turns: RwLock::default(),
+            entry: Mutex::default(),
         })
     }
 
@@ -97,6 +105,10 @@ impl KnownMember {
             Inside::Loaded(vault) => Some(vault.clone()),
             Inside::Sighted | Inside::Locked | Inside::Unloaded => None,
         }
+    }
+
+    pub fn by_turns(&self) -> Option<Arc<ByTurns>> {
+        self.by_turns.read().clone()
     }
 
     /// Notes that its vault is open.
@@ -119,6 +131,7 @@ impl KnownMember {
 
     pub fn state(&self) -> State {
         match &*self.inside.read() {
+            Inside::Sighted if self.by_turns.read().is_some() => State::Loaded,
             Inside::Sighted => State::Sighted,
             Inside::Loaded(_) => State::Loaded,
             Inside::Locked => State::Locked,

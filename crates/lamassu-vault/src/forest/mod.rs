@@ -9,7 +9,8 @@
 //! A member is *sighted* when its header was read, *loaded* when its vault is open, *locked* when no key for it was
 //! found, and *unloaded* by request. It is opened at the first operation inside, not when it is merely listed.
 //!
-//! Several hosts may take turns with the mount's own vault: then a new `Vault` is opened for each turn (`turns`).
+//! Several hosts may take turns with the mount's own vault, and with each dataset: then a new `Vault` is opened for
+//! each turn (`turns`).
 //!
 //! Locks: `changing` is taken by loading and unloading alone, never by a request: a thread that holds it waits for
 //! requests to end, and for the kernel, which waits for requests too.
@@ -20,11 +21,14 @@ mod states;
 mod turns;
 
 pub use member::{Member, State};
+pub use states::Destroying;
 
 use crate::error::io;
 use crate::event::IntegrityKind;
 use crate::inode::{OWN_MAX, StoreId};
+use crate::locks::Locks;
 use crate::path::{components, descend};
+use crate::turns::Turns;
 use crate::walk::read_header_bytes;
 use crate::{Attr, Entry, EntryRef, HandleId, Ino, Kind, Options, ROOT, Result, Upkeep, Vault, VaultError};
 use lamassu_anchor::Row;
@@ -61,6 +65,11 @@ pub fn local(number: u64) -> u64 {
 /// The member of an inode number or a handle id.
 pub fn member_of(number: u64) -> Number {
     ((number & MASK) >> SHIFT) as Number
+}
+
+/// The root of a member.
+pub fn root_of(member: Number) -> Ino {
+    global(member, ROOT)
 }
 
 /// A vault's number as a number of the whole.
@@ -100,6 +109,14 @@ pub trait Opener: Send + Sync {
     fn opened(&self, member: Number, vault: &Arc<Vault>);
     /// The vault of a member is closed, or could not be opened: its keys must be dropped.
     fn unloading(&self, member: Number);
+    /// Starts taking turns with a dataset. Returns where requests wait for them, and the locks of programs.
+    ///
+    /// # Errors
+    /// Those of threads; hosts take no turns here.
+    fn take_turns(&self, member: Number) -> Result<(Arc<Turns>, Arc<dyn Locks>)> {
+        let _ = member;
+        Err(VaultError::Invalid)
+    }
 }
 
 /// A cache of file contents, attributes and names outside the vault: the kernel's. Its calls may wait for requests.
@@ -133,8 +150,8 @@ pub struct Forest {
     /// Whether a request came since the last check for idleness.
     used: AtomicBool,
     idle: Mutex<Idle>,
-    /// Set if other hosts take turns with the mount's own vault.
-    by_turns: OnceLock<turns::ByTurns>,
+    /// Whether other hosts take turns with the mount's own vault.
+    is_by_turns: AtomicBool,
 }
 
 /// When everything is unloaded because it is idle.
@@ -175,7 +192,7 @@ impl Forest {
             frozen: AtomicBool::new(false),
             used: AtomicBool::new(true),
             idle: Mutex::new(Idle { after: None, since: Instant::now() }),
-            by_turns: OnceLock::new(),
+            is_by_turns: AtomicBool::new(false),
         }))
     }
 
@@ -229,11 +246,12 @@ impl Forest {
         }
         let member = member_of(ino);
         if member == ROOT_MEMBER {
-            return self.root.loaded().ok_or_else(|| self.not_loaded());
+            return self.root.loaded().ok_or_else(|| self.not_open(ROOT_MEMBER));
         }
         let known = self.table.read().get(&member).map(|slot| slot.loaded().ok_or_else(|| slot.clone()));
         match known {
             Some(Ok(vault)) => Ok(vault),
+            Some(Err(_)) if self.are_by_turns() => Err(self.not_open(member)),
             Some(Err(slot)) => self.open_slot(&slot),
             None => Err(VaultError::Stale),
         }
@@ -344,6 +362,14 @@ impl Forest {
         }
     }
 
+    /// The directory of a member in the store, held open.
+    ///
+    /// # Errors
+    /// [`VaultError::Stale`].
+    pub fn backing_dir(&self, member: Number) -> Result<Arc<dyn BackendDir>> {
+        Ok(self.slot(member)?.backend.root())
+    }
+
     /// Plain path of a directory within its member.
     ///
     /// # Errors
@@ -431,10 +457,11 @@ impl Forest {
     /// stat of a member's root, which also a locked one has.
     fn root_attr(&self, slot: &KnownMember) -> Result<Attr> {
         let attr = match slot.loaded() {
+            _ if slot.number != ROOT_MEMBER && self.are_by_turns() => self.dataset_root_attr(slot)?,
             Some(vault) if slot.number == ROOT_MEMBER => self.root_or_as_last_known(vault.getattr(ROOT, None))?,
             Some(vault) => vault.getattr(ROOT, None)?,
-            None if slot.number == ROOT_MEMBER && self.waits_in().is_some() => {
-                self.root_or_as_last_known(Err(self.not_loaded()))?
+            None if slot.number == ROOT_MEMBER && self.are_by_turns() => {
+                self.root_or_as_last_known(Err(self.not_open(ROOT_MEMBER)))?
             }
             None => {
                 let attr = slot.backing_attr()?;

@@ -29,6 +29,29 @@ fn drop_names(cache: &dyn Cache, names: &[OsString]) {
     names.iter().for_each(|name| cache.drop_entry(global(ROOT_MEMBER, ROOT), name));
 }
 
+/// A dataset that was unloaded and is to be removed. It is not loaded again in between.
+pub struct Destroying<'a> {
+    forest: &'a Forest,
+    slot: Arc<KnownMember>,
+    _changing: MutexGuard<'a, ()>,
+}
+
+impl Destroying<'_> {
+    /// Removes it with everything in it. Returns where it was, for [`Forest::changed_beside_kernel`].
+    ///
+    /// # Errors
+    /// Those of [`Vault::remove_dataset`].
+    pub fn remove(self) -> Result<(Ino, OsString)> {
+        let Destroying { forest, slot, .. } = &self;
+        let (dir, name) = forest.plain_place(slot.number).ok_or(VaultError::KeyNotLoaded)?;
+        // It may have been renamed meanwhile, and another one may have its name.
+        forest.at(dir)?.remove_dataset(super::local(dir), &name, slot.store)?;
+        forest.table.write().remove(&slot.number);
+        forest.crossings.write().retain(|_, n| *n != slot.number);
+        Ok((dir, name))
+    }
+}
+
 impl Forest {
     /// Opens a member that was only sighted.
     pub(super) fn open_slot(&self, slot: &Arc<KnownMember>) -> Result<Arc<Vault>> {
@@ -93,6 +116,14 @@ impl Forest {
         read_header(slot.loaded().or_else(above).as_deref(), &slot.backend.root()).map(Unverified)
     }
 
+    /// The same, also if no vault is open. A header that only its owner's rights would show is not read.
+    ///
+    /// # Errors
+    /// As [`Forest::header`].
+    pub fn stored_header(&self, number: Number) -> Result<Unverified<VaultHeader>> {
+        read_header(None, &self.slot(number)?.backend.root()).map(Unverified)
+    }
+
     /// Sets whether the kernel may cache contents of a member's files that are opened from now on. Contents that it may
     /// no longer cache are dropped.
     ///
@@ -108,7 +139,7 @@ impl Forest {
     }
 
     /// Members at or below one, the deepest first.
-    fn at_or_below(&self, number: Number) -> Vec<Arc<KnownMember>> {
+    pub(super) fn at_or_below(&self, number: Number) -> Vec<Arc<KnownMember>> {
         let mut found: Vec<(usize, Arc<KnownMember>)> = self
             .slots()
             .into_iter()
@@ -132,8 +163,7 @@ impl Forest {
 
     /// Files that are open in a member and in those below it.
     pub fn open_files(&self, number: Number) -> usize {
-        let open: usize = self.at_or_below(number).iter().filter_map(|s| s.loaded()).map(|v| v.handles.files()).sum();
-        open + self.left_open()
+        self.at_or_below(number).iter().map(|slot| self.open_files_of(slot)).sum()
     }
 
     /// Closes a member and those in it, deepest first, and drops their keys. The kernel first writes back and drops
@@ -150,7 +180,7 @@ impl Forest {
         if self.frozen.load(Ordering::Acquire) {
             return Err(VaultError::Frozen);
         }
-        if self.waits_in().is_some() {
+        if number == ROOT_MEMBER && self.are_by_turns() {
             return Err(VaultError::Refused("hosts use this vault in turn: unmount it, and its keys are gone here"));
         }
         let by_request: Vec<Number> =
@@ -159,6 +189,13 @@ impl Forest {
         let (mut any, mut closed_here) = (false, HashSet::new());
         let slots = loop {
             let slots = self.at_or_below(number);
+            for slot in &slots {
+                if self.retire_turns(slot) {
+                    any = true;
+                    closed_here.insert(slot.number);
+                    self.opener.unloading(slot.number);
+                }
+            }
             // After this no opening is under way, and none begins.
             for slot in &slots {
                 let _opening = slot.opening.lock();
@@ -333,7 +370,8 @@ impl Forest {
         }
     }
 
-    /// Makes a dataset in directory `parent`; see [`Vault::make_dataset`]. Returns its member.
+    /// Makes a dataset in directory `parent`; see [`Vault::make_dataset`]. Returns its member. The kernel may have
+    /// cached that the name does not exist: see [`Forest::changed_beside_kernel`].
     ///
     /// # Errors
     /// Those of [`Vault::make_dataset`] and of [`Forest::at`].
@@ -348,27 +386,20 @@ impl Forest {
         let vault = self.at(parent)?;
         let entry = vault.make_dataset(super::local(parent), name, mode, owner, fill)?;
         let entry = self.entered(&vault, super::member_of(parent), entry)?;
-        if let Some(cache) = self.cache.get() {
-            // The kernel may have cached that the name does not exist.
-            cache.drop_entry(parent, name);
-            cache.drop_inode(parent);
-        }
         Ok(super::member_of(entry.attr.ino))
     }
 
-    /// Unloads a dataset, and removes it with everything in it. With `forced` also while files in it are open.
+    /// Unloads a dataset that is about to be removed. With `forced` also while files in it are open.
     ///
     /// # Errors
-    /// [`VaultError::Refused`] for files that are open, and for the mount's own vault; those of
-    /// [`Vault::remove_dataset`].
-    pub fn destroy(&self, number: Number, forced: bool) -> Result<()> {
+    /// [`VaultError::Refused`] for files that are open, and for the mount's own vault.
+    pub fn unload_to_destroy(&self, number: Number, forced: bool) -> Result<Destroying<'_>> {
         if number == ROOT_MEMBER {
             return Err(VaultError::Refused("this is the mount's own vault, not a dataset"));
         }
         if !forced && self.open_files(number) > 0 {
             return Err(VaultError::Refused("files in it are open: close them, or give --force"));
         }
-        // Held to the end, so that it is not loaded again in between.
         let changing = self.changing.lock();
         let slot = self.slot(number)?;
         if let Err(error) = self.unload_by(&changing, number) {
@@ -377,16 +408,7 @@ impl Forest {
             }
             tracing::warn!(%error, "a dataset that is destroyed could not be committed");
         }
-        let (dir, name) = self.plain_place(number).ok_or(VaultError::KeyNotLoaded)?;
-        // It may have been renamed meanwhile, and another one may have its name.
-        self.at(dir)?.remove_dataset(super::local(dir), &name, slot.store)?;
-        self.table.write().remove(&number);
-        self.crossings.write().retain(|_, n| *n != number);
-        if let Some(cache) = self.cache.get() {
-            cache.drop_entry(dir, &name);
-            cache.drop_inode(dir);
-        }
-        Ok(())
+        Ok(Destroying { forest: self, slot, _changing: changing })
     }
 
     /// Sets after how long without requests and open files everything is unloaded.
@@ -426,10 +448,10 @@ impl Forest {
     /// As [`Vault::sync_all`].
     pub fn sync_all(&self) -> Result<()> {
         let sync = |vault: &Vault| {
-            let loses_nothing = self.waits_in().is_some() && vault.is_committed();
+            let loses_nothing = self.are_by_turns() && vault.is_committed();
             vault.sync_all().or_else(|error| if loses_nothing { Ok(()) } else { Err(error) })
         };
-        self.beside_turns(|_| Ok(()), || self.each_loaded(sync))
+        self.each_open(sync)
     }
 
     /// Holds off a freeze until the returned value is dropped: for code that writes to the store outside the vaults,

@@ -1,7 +1,12 @@
-//! The mount's own vault, if several hosts take turns with it. Each turn opens a vault over the same tree, which takes
-//! over the numbers and handles of the vault of the turn before.
+//! Members that several hosts use by turns: the mount's own vault, and datasets in it, each with turns of its own. Each
+//! turn opens a vault over the same tree, which takes over the numbers and handles of the vault of the turn before.
+//!
+//! A dataset's turns begin when it is first used, and end when it is unloaded. Its root has two sides. The entry, with
+//! its mode and owner, is in the vault around it: those are shown in a turn of that vault. Its content is in a turn of
+//! the dataset. A change of both takes both turns, the outer one first.
 
-use super::Forest;
+use super::member::{Inside, KnownMember};
+use super::{Cache, Forest, Number, ROOT_MEMBER, State, global, local, member_of};
 use crate::error::errno;
 use crate::left::Left;
 use crate::locks::Locks;
@@ -11,20 +16,28 @@ use crate::{Attr, HandleId, Ino, Options, ROOT, Result, Vault, VaultError};
 use lamassu_anchor::{ObjectId, Touched};
 use lamassu_crypto::KeyRing;
 use lamassu_format::header::VaultHeader;
+use lamassu_format::root::RootRecord;
 use parking_lot::{Mutex, RwLock};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// The mount's own vault of the present turn, and what the next turn takes over.
+/// The vault of a member in the present turn, and what the next turn takes over.
 pub(super) struct ByTurns {
-    turns: Arc<Turns>,
-    locks: Arc<dyn Locks>,
+    pub turns: Arc<Turns>,
+    pub locks: Arc<dyn Locks>,
     /// State that the last vault has left, while none is open. Held shared by operations without a turn, exclusively to
     /// begin or end a turn.
     left: RwLock<Option<Mutex<Left>>>,
-    /// The root's attributes as this host last read them: in this turn, or in its last one. Requests to the daemon go
-    /// to the root, which therefore opens also while this host can have no turn.
+    /// The attributes of the mount's root as this host last read them: in this turn, or in its last one. Requests to
+    /// the daemon go to the root, which therefore opens also while this host can have no turn.
     root: Mutex<Option<Attr>>,
+}
+
+impl ByTurns {
+    fn new(turns: Arc<Turns>, locks: Arc<dyn Locks>, root: Option<Attr>) -> Arc<ByTurns> {
+        Arc::new(ByTurns { turns, locks, left: RwLock::default(), root: Mutex::new(root) })
+    }
 }
 
 impl Forest {
@@ -32,25 +45,40 @@ impl Forest {
     /// the next ones. `locks`: those of programs on all hosts.
     pub fn take_turns(&self, turns: Arc<Turns>, locks: Arc<dyn Locks>) {
         let root = self.root.loaded().and_then(|vault| vault.getattr(ROOT, None).ok());
-        // There is one driver of turns.
-        let _ = self.by_turns.set(ByTurns { turns, locks, left: RwLock::default(), root: Mutex::new(root) });
+        *self.root.by_turns.write() = Some(ByTurns::new(turns, locks, root));
+        self.is_by_turns.store(true, Ordering::Release);
     }
 
-    /// Opens the vault for a turn. `touched`: objects that other hosts changed since the last turn; `None`: unknown.
+    /// Whether several hosts take turns.
+    pub(super) fn are_by_turns(&self) -> bool {
+        self.is_by_turns.load(Ordering::Acquire)
+    }
+
+    fn by_turns(&self, member: Number) -> Option<Arc<ByTurns>> {
+        if self.are_by_turns() { self.slot(member).ok()?.by_turns() } else { None }
+    }
+
+    /// Opens the vault of a member for a turn. `touched`: objects that other hosts changed since the last turn; `None`:
+    /// unknown.
     ///
     /// # Errors
     /// Those of opening it, and of the anchor. Then the state is as before.
     pub fn begin_turn(
         &self,
+        member: Number,
         header: &VaultHeader,
         ring: KeyRing,
         options: Options,
         touched: Option<&Touched>,
     ) -> Result<()> {
-        let Some(by_turns) = self.by_turns.get() else { return Err(VaultError::Invalid) };
-        let (backend, engine) = (self.root.backend.clone(), self.engine.clone());
-        let vault = Vault::open_with(backend, header, ring, options, engine, Top::FileSystem)?;
+        let slot = self.slot(member)?;
+        let by_turns = slot.by_turns().ok_or(VaultError::Invalid)?;
+        let top = if member == ROOT_MEMBER { Top::FileSystem } else { Top::Dataset };
+        let vault = Vault::open_with(slot.backend.clone(), header, ring, options, self.engine.clone(), top)?;
         vault.verify_root()?;
+        if let Some(entry) = *slot.entry.lock() {
+            vault.root_permissions.follow(entry);
+        }
         let root = vault.getattr(ROOT, None)?;
         let mut left = by_turns.left.write();
         if let Some(before) = left.take()
@@ -60,7 +88,7 @@ impl Forest {
             return Err(error);
         }
         *by_turns.root.lock() = Some(root);
-        self.root.set_loaded(Arc::new(vault));
+        slot.set_loaded(Arc::new(vault));
         Ok(())
     }
 
@@ -68,21 +96,112 @@ impl Forest {
     ///
     /// # Errors
     /// Those of the store, and of the anchor.
-    pub fn recover_for(&self, time: Duration) -> Result<()> {
-        self.root.loaded().map_or(Ok(()), |vault| vault.recover_for(time))
+    pub fn recover_for(&self, member: Number, time: Duration) -> Result<()> {
+        self.vault(member).map_or(Ok(()), |vault| vault.recover_for(time))
     }
 
-    /// Closes the vault at the end of a turn. No request is under way.
+    /// Closes the vault of a member at the end of a turn. No request is under way.
     ///
     /// # Errors
     /// The first change that could not be committed. It is lost, and the program that wrote it gets an error.
-    pub fn end_turn(&self) -> Result<()> {
-        let Some(by_turns) = self.by_turns.get() else { return Ok(()) };
+    pub fn end_turn(&self, member: Number) -> Result<()> {
+        let slot = self.slot(member)?;
+        let Some(by_turns) = slot.by_turns() else { return Ok(()) };
         let mut left = by_turns.left.write();
-        let Some(vault) = self.root.take_loaded() else { return Ok(()) };
+        let Some(vault) = slot.take_loaded() else { return Ok(()) };
         let (now_left, done) = vault.leave();
         *left = Some(Mutex::new(now_left));
         done
+    }
+
+    /// Lets no further turn begin, on any member: the mount ends. Returns when the present ones have ended, or are
+    /// kept.
+    pub(super) fn stop_all_turns(&self) {
+        // Datasets before the vaults that they lie in.
+        let all: Vec<_> = self.at_or_below(ROOT_MEMBER).iter().filter_map(|slot| slot.by_turns()).collect();
+        all.iter().for_each(|by_turns| by_turns.turns.stop());
+    }
+
+    /// Ends the turns of a dataset that is unloaded. The kernel's references to its numbers are owed from then on.
+    pub(super) fn retire_turns(&self, slot: &KnownMember) -> bool {
+        let Some(by_turns) = slot.by_turns() else { return false };
+        by_turns.turns.retire();
+        let left = by_turns.left.write().take().map(Mutex::into_inner);
+        {
+            let _opening = slot.opening.lock();
+            *slot.inside.write() = Inside::Unloaded;
+            *slot.by_turns.write() = None;
+        }
+        let references = left.map(|left| left.references()).unwrap_or_default();
+        if let Some(cache) = self.cache.get() {
+            references.iter().for_each(|(ino, _)| cache.drop_inode(global(slot.number, *ino)));
+        }
+        let mut owed = slot.owed.lock();
+        for (ino, count) in references {
+            *owed.counts.entry(ino).or_default() += count;
+        }
+        true
+    }
+
+    /// Notes that there is no key for a dataset. Called by who drives its turns, before the last requests are carried
+    /// out.
+    pub fn has_no_key(&self, member: Number) {
+        let Ok(slot) = self.slot(member) else { return };
+        let _opening = slot.opening.lock();
+        *slot.inside.write() = Inside::Locked;
+        *slot.by_turns.write() = None;
+    }
+
+    /// Lets turns of a dataset begin that is locked or unloaded: there is a key for it now.
+    ///
+    /// # Errors
+    /// [`VaultError::Stale`]; [`VaultError::Refused`] if it takes turns already.
+    pub fn take_turns_again(&self, member: Number) -> Result<()> {
+        let slot = self.slot(member)?;
+        let _opening = slot.opening.lock();
+        if slot.by_turns().is_some() {
+            return Err(VaultError::Refused("its key is loaded already"));
+        }
+        *slot.inside.write() = Inside::Sighted;
+        Ok(())
+    }
+
+    /// Where requests about the content of a member wait. For a dataset, turns begin with the first one. `None`: they
+    /// are carried out at once, and fail if its vault is not open.
+    pub(super) fn queue_of(&self, member: Number) -> Option<Arc<Turns>> {
+        if !self.are_by_turns() {
+            return None;
+        }
+        let slot = self.slot(member).ok()?;
+        let there = |slot: &KnownMember| slot.by_turns().map(|by_turns| by_turns.turns.clone());
+        if let Some(turns) = there(&slot) {
+            return Some(turns);
+        }
+        let _one = slot.opening.lock();
+        if let Some(turns) = there(&slot) {
+            return Some(turns);
+        }
+        if slot.state() != State::Sighted {
+            return None;
+        }
+        match self.opener.take_turns(member) {
+            Ok((turns, locks)) => {
+                *slot.by_turns.write() = Some(ByTurns::new(turns.clone(), locks, None));
+                Some(turns)
+            }
+            Err(error) => {
+                tracing::error!(member, %error, "turns of a dataset cannot begin");
+                None
+            }
+        }
+    }
+
+    /// The same for what is shown of an inode: of a dataset's root, the vault around it shows the attributes.
+    pub(super) fn shows(&self, ino: Ino) -> Option<Arc<Turns>> {
+        match (local(ino), member_of(ino)) {
+            (ROOT, member) if member != ROOT_MEMBER => self.queue_of(self.parent(member)?),
+            (_, member) => self.queue_of(member),
+        }
     }
 
     /// Makes the kernel write back and drop all pages of these files. Waits for its requests.
@@ -95,34 +214,57 @@ impl Forest {
     /// Makes the kernel ask again for names and attributes. Waits for its requests.
     pub fn expire(&self, turns: &Turns, kept: &Kept) {
         let Some(cache) = self.cache.get() else { return };
+        let cache: &dyn Cache = &**cache;
         kept.inodes.iter().for_each(|ino| cache.expire_attributes(*ino));
         turns.expire_names(|dir, name| cache.expire_entry(dir, name));
     }
 
     /// Whether the kernel may cache anything of an inode. If another host has changed the inode since the kernel learnt
     /// of it, and the kernel is told to drop it while a request for it is under way, the kernel ignores the answer and
-    /// keeps the attributes from before the change.
+    /// keeps the attributes from before the change. The root of a dataset changes in turns in which its attributes are
+    /// not shown.
     pub(super) fn is_as_known(&self, ino: Ino) -> bool {
-        match self.by_turns.get() {
-            Some(_) => self.root.loaded().is_some_and(|vault| !vault.is_changed_elsewhere(ino)),
-            None => true,
+        let member = member_of(ino);
+        match self.are_by_turns() {
+            true if member != ROOT_MEMBER && local(ino) == ROOT => false,
+            true => self.vault(member).is_some_and(|vault| !vault.is_changed_elsewhere(local(ino))),
+            false => true,
         }
     }
 
     /// Does an operation that needs no turn: on the left state if no vault is open.
-    pub(super) fn beside_turns<T>(&self, away: impl FnOnce(&mut Left) -> T, here: impl FnOnce() -> T) -> T {
-        let Some(by_turns) = self.by_turns.get() else { return here() };
+    pub(super) fn beside_turns<T>(
+        &self,
+        member: Number,
+        away: impl FnOnce(&mut Left) -> T,
+        here: impl FnOnce() -> T,
+    ) -> T {
+        let Some(by_turns) = self.by_turns(member) else { return here() };
         match &*by_turns.left.read() {
             Some(left) => away(&mut left.lock()),
             None => here(),
         }
     }
 
+    /// Calls `call` for each open vault. A turn of it does not end meanwhile. All are called, even if one fails.
+    ///
+    /// # Errors
+    /// The first of them.
+    pub(super) fn each_open(&self, mut call: impl FnMut(&Vault) -> Result<()>) -> Result<()> {
+        let mut done = Ok(());
+        for slot in self.at_or_below(ROOT_MEMBER) {
+            let now = || slot.loaded().map_or(Ok(()), |vault| call(&vault));
+            let now = self.beside_turns(slot.number, |_| Ok(()), now);
+            done = done.and(now);
+        }
+        done
+    }
+
     /// Opens the root of the whole. While this host can have no turn the handle is for requests to the daemon alone:
     /// the kernel permitted the open by attributes that may be outdated, so it never lists anything.
     pub(super) fn root_opened(&self, vault: Result<Arc<Vault>>) -> Result<HandleId> {
         let opened = vault.and_then(|vault| vault.open_dir_now(ROOT));
-        let Some(by_turns) = self.by_turns.get().filter(|_| opened.is_err()) else { return opened };
+        let Some(by_turns) = self.by_turns(ROOT_MEMBER).filter(|_| opened.is_err()) else { return opened };
         match (&*by_turns.left.read(), self.root.loaded()) {
             (Some(left), _) => Ok(left.lock().open_for_requests()),
             (None, Some(vault)) => Ok(vault.open_for_requests()),
@@ -133,7 +275,7 @@ impl Forest {
     /// The root's attributes, as they were last read if they cannot be read now. Only these are answered without a
     /// turn.
     pub(super) fn root_or_as_last_known(&self, read: Result<Attr>) -> Result<Attr> {
-        let Some(by_turns) = self.by_turns.get() else { return read };
+        let Some(by_turns) = self.by_turns(ROOT_MEMBER) else { return read };
         let mut known = by_turns.root.lock();
         if let Ok(attr) = read {
             *known = Some(attr);
@@ -141,32 +283,54 @@ impl Forest {
         known.map_or(read, Ok)
     }
 
-    pub(super) fn waits_in(&self) -> Option<&Arc<Turns>> {
-        self.by_turns.get().map(|by_turns| &by_turns.turns)
+    /// The attributes of a dataset's root, in a turn of the vault around it.
+    pub(super) fn dataset_root_attr(&self, slot: &KnownMember) -> Result<Attr> {
+        let row = self.entry_row(slot)?.ok_or_else(|| self.not_open(ROOT_MEMBER))?;
+        let entry = RootRecord { mode: row.mode, uid: row.uid, gid: row.gid };
+        *slot.entry.lock() = Some(entry);
+        let RootRecord { mode, uid, gid } = entry;
+        Ok(Attr { mode, uid, gid, ..slot.backing_attr()? })
     }
 
-    pub(super) fn shared_locks(&self) -> Option<&Arc<dyn Locks>> {
-        self.by_turns.get().map(|by_turns| &by_turns.locks)
+    /// The permissions of a directory, for a decision in a turn of its member: those of a dataset's root as they were
+    /// last shown.
+    pub(super) fn dir_permissions(&self, dir: Ino) -> Result<(u32, u32)> {
+        let member = member_of(dir);
+        if self.are_by_turns() && member != ROOT_MEMBER && local(dir) == ROOT {
+            let entry = *self.slot(member)?.entry.lock();
+            return entry.map(|entry| (entry.mode, entry.uid)).ok_or_else(|| self.not_open(member));
+        }
+        let attr = crate::FileSystem::getattr(self, dir, None)?;
+        Ok((attr.mode, attr.uid))
+    }
+
+    pub(super) fn shared_locks(&self, member: Number) -> Option<Arc<dyn Locks>> {
+        self.by_turns(member).map(|by_turns| by_turns.locks.clone())
     }
 
     /// The object of a node, in a turn or not.
     pub(super) fn object_of(&self, ino: Ino) -> Result<ObjectId> {
-        let here = || self.root.loaded().map(|vault| vault.object_of(ino)).unwrap_or_default();
-        let object = self.beside_turns(|left| left.object_of(ino), here);
+        let (member, node) = (member_of(ino), local(ino));
+        let here = || self.vault(member).map(|vault| vault.object_of(node)).unwrap_or_default();
+        let object = self.beside_turns(member, |left| left.object_of(node), here);
         if object == ObjectId::default() { Err(VaultError::Stale) } else { Ok(object) }
     }
 
-    /// How many files are open in the state that a vault has left.
-    pub(super) fn left_open(&self) -> usize {
-        let by_turns = self.by_turns.get();
-        by_turns.and_then(|by_turns| Some(by_turns.left.read().as_ref()?.lock().open_files())).unwrap_or_default()
+    /// How many files of a member are open.
+    pub(super) fn open_files_of(&self, slot: &KnownMember) -> usize {
+        let here = || slot.loaded().map_or(0, |vault| vault.handles.files());
+        self.beside_turns(slot.number, |left| left.open_files(), here)
     }
 
-    /// Why the mount's own vault is not open.
-    pub(super) fn not_loaded(&self) -> VaultError {
-        match self.by_turns.get() {
-            Some(_) => errno("have the vault, which other hosts use too", libc::EIO),
-            None => VaultError::KeyNotLoaded,
+    /// Why the vault of a member is not open.
+    pub(super) fn not_open(&self, member: Number) -> VaultError {
+        let is_by_turns = match member {
+            ROOT_MEMBER => self.are_by_turns(),
+            _ => self.are_by_turns() && self.slot(member).is_ok_and(|slot| slot.by_turns().is_some()),
+        };
+        match is_by_turns {
+            true => errno("have the vault, which other hosts use too", libc::EIO),
+            false => VaultError::KeyNotLoaded,
         }
     }
 }

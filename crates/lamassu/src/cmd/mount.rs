@@ -409,7 +409,7 @@ impl Plan {
             options.cache = CacheMode::Through;
         }
         let in_turn = match self.shared {
-            true => Some(TurnOpening::of(&unsealed.found.header, &opened.vault)?),
+            true => Some(TurnOpening::of(&unsealed.found.header, &opened.vault)),
             false => None,
         };
         let cached = options.cache != CacheMode::None;

@@ -1,0 +1,101 @@
+//! Datasets of a served vault: unloaded, loaded again, destroyed.
+
+use crate::control::protocol::Caller;
+use crate::serve::Served;
+use crate::{Error, Result, turns};
+use lamassu_keys::history::EventKind;
+use lamassu_keys::{Event, Material, admin};
+use lamassu_vault::Ino;
+use lamassu_vault::forest::{Number, ROOT_MEMBER, root_of};
+use lamassu_vault::turns::Need;
+
+impl Served {
+    /// Unloads and removes a dataset.
+    pub fn destroy_dataset(&self, caller: &Caller, dir: Ino, forced: bool) -> Result<()> {
+        let member = self.member(dir)?;
+        let above = self.forest().parent(member).ok_or(Error::NotADataset)?;
+        if self.is_read_only() {
+            return Err(Error::ReadOnlyMount);
+        }
+        let id = self.forest().member(member)?.id;
+        self.end_jobs(member);
+        let unloaded = self.forest().unload_to_destroy(member, forced)?;
+        let anchors = &self.policy().anchors;
+        let removed = anchors.hold_to_remove(&id).map_or_else(|error| if forced { Ok(None) } else { Err(error) }, Ok);
+        let removed = removed.and_then(|anchor| {
+            let _turn = turns::hold(self.forest(), root_of(above), Need::CHANGE);
+            let place = unloaded.remove()?;
+            let event = Event::new(EventKind::DatasetDestroyed).by(caller.uid).detail("dataset", id.to_string());
+            self.note(above, event);
+            Ok((place, anchor))
+        });
+        let ((dir, name), anchor) = removed.inspect_err(|_| {
+            // It is still there. With turns, the next request opens it again.
+            let _ = self.forest().take_turns_again(member);
+        })?;
+        self.forest().changed_beside_kernel(dir, &name);
+        if let Err(error) = anchors.remove_held(&id, anchor) {
+            tracing::warn!(%error, "the anchor of the dataset that was destroyed is left");
+        }
+        Ok(())
+    }
+
+    /// Closes a vault and those in it, and drops their keys.
+    pub fn unload(&self, caller: &Caller, dir: Ino) -> Result<bool> {
+        let member = self.member(dir)?;
+        if member == ROOT_MEMBER && !caller.is_owner {
+            return Err(Error::NotPermitted);
+        }
+        self.may_work_in(caller, dir)?;
+        self.end_jobs(member);
+        Ok(self.forest().unload(member)?)
+    }
+
+    /// Opens a vault again: with the keys of the vault around it, or with a key in the request.
+    pub fn load(&self, caller: &Caller, dir: Ino, brought: Option<(&Material, Option<u32>)>) -> Result<()> {
+        let member = self.member(dir)?;
+        self.may_work_in(caller, dir)?;
+        if self.is_by_turns() {
+            return self.load_by_turns(caller, member, brought);
+        }
+        let Some((material, slot)) = brought else {
+            self.forest().load_again(member)?;
+            return Ok(());
+        };
+        if !caller.is_owner {
+            return Err(Error::NotPermitted);
+        }
+        let header = self.forest().header(member)?;
+        let (header, unlocked) = header.verified(|header| self.policy().try_slots(header, material, slot))?;
+        let pinned = match member {
+            ROOT_MEMBER => self.policy().pins.of(&header.id())?,
+            _ => self.policy().pins.known(&header.id())?,
+        };
+        admin::check_pinned(&header, &pinned)?;
+        let opening = || self.keeper().opening(member, self.forest().parent(member), header, unlocked);
+        self.forest().load(member, opening)?;
+        Ok(())
+    }
+
+    /// The same where hosts take turns: the dataset is opened in its next turn.
+    fn load_by_turns(&self, caller: &Caller, member: Number, brought: Option<(&Material, Option<u32>)>) -> Result<()> {
+        if member == ROOT_MEMBER {
+            return Err(Error::SharedMount);
+        }
+        if let Some((material, slot)) = brought {
+            if !caller.is_owner {
+                return Err(Error::NotPermitted);
+            }
+            let header = self.forest().stored_header(member)?;
+            let (header, unlocked) = header.verified(|header| self.policy().try_slots(header, material, slot))?;
+            admin::check_pinned(&header, &self.policy().pins.known(&header.id())?)?;
+            self.forest().take_turns_again(member)?;
+            self.keeper().bring(member, unlocked);
+        } else {
+            self.forest().take_turns_again(member)?;
+        }
+        let _turn = turns::hold(self.forest(), root_of(member), Need::LOOK);
+        self.forest().at(root_of(member))?;
+        Ok(())
+    }
+}

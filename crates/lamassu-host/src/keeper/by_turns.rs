@@ -1,0 +1,123 @@
+//! Keys and headers of vaults that hosts use by turns.
+
+use super::{Keeper, Kept};
+use crate::anchors::{self, Access, check};
+use crate::turns::TurnOpening;
+use crate::{Place, Result};
+use lamassu_anchor::Anchor;
+use lamassu_crypto::KeyRing;
+use lamassu_format::header::{Header, VaultHeader, VaultId};
+use lamassu_format::name;
+use lamassu_keys::{Unlocked, header_file};
+use lamassu_vault::forest::Number;
+use lamassu_vault::{Forest, Options, VaultError};
+use std::collections::HashMap;
+use std::sync::{MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How long the store may take to show the header that another host has put there, and how often to look.
+const SHOWN_WITHIN: Duration = Duration::from_secs(2);
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
+/// What is kept of a dataset that hosts use by turns, also between its turns.
+pub(super) struct InTurns {
+    /// its directory, held open: between turns of the vault around it its path is not known
+    pub(super) place: Place,
+}
+
+impl Keeper {
+    /// The directory of a dataset by turns.
+    pub(super) fn place_by_turns(&self, member: Number) -> Option<Place> {
+        self.kept().get(&member)?.by_turns.as_ref()?.place.again().ok()
+    }
+
+    /// Takes over the header of a vault that hosts use by turns, which another host has replaced. Called in a turn,
+    /// with the turn's anchor. Epochs that it has in addition come into `ring`.
+    ///
+    /// # Errors
+    /// [`VaultError::Outdated`] if the store does not show the newest; those of keys that this process cannot use.
+    pub(crate) fn take_header(
+        &self,
+        member: Number,
+        anchor: &Anchor,
+        access: Access,
+        ring: &KeyRing,
+    ) -> Result<VaultHeader> {
+        let until = Instant::now() + SHOWN_WITHIN;
+        loop {
+            match self.shown_header(member, anchor, access, ring) {
+                // A network file system may show the one before for a moment.
+                Err(error) if anchors::is_older_header(&error) && Instant::now() < until => {
+                    std::thread::sleep(LOOK_AGAIN);
+                }
+                header => return header,
+            }
+        }
+    }
+
+    fn shown_header(&self, member: Number, anchor: &Anchor, access: Access, ring: &KeyRing) -> Result<VaultHeader> {
+        let place = self.place(member)?;
+        let header: VaultHeader = header_file::read(&place.file(name::HEADER))?;
+        self.alone_with(header.id(), || {
+            let mut kept = self.kept();
+            let keys = &mut kept.get_mut(&member).ok_or(VaultError::KeyNotLoaded)?.keys;
+            let mut now = keys.reopen(&header)?;
+            check(anchor, access, &header, &now, &place.path())?;
+            self.policy.check_oblivious(header.keys().keychain.oblivious)?;
+            self.can_use(&now, keys)?;
+            now.saw(&header);
+            now.update_ring(ring);
+            *keys = now;
+            Ok(header)
+        })
+    }
+
+    /// What opens a dataset in its turns, and its id. Its keys are kept from now on.
+    ///
+    /// # Errors
+    /// [`VaultError::KeyNotLoaded`]: there is none here; [`VaultError::Stale`]: another one has taken its place; those
+    /// of the store, and of the policy.
+    pub(crate) fn dataset_by_turns(&self, forest: &Forest, member: Number) -> Result<(VaultId, TurnOpening)> {
+        let id = forest.member(member)?.id;
+        let parent = forest.parent(member).ok_or(VaultError::Stale)?;
+        let dir = forest.backing_dir(member)?;
+        let dir = dir.descriptor().ok_or(VaultError::Stale)?;
+        let place = Place::held(dir, self.dir(parent)?.join(format!("(dataset {id})")))?;
+        let header: VaultHeader = header_file::read(&place.file(name::HEADER))?;
+        if header.id() != id {
+            return Err(VaultError::Stale.into());
+        }
+        let brought = self.brought().remove(&member);
+        let (header, keys) = match brought {
+            Some(keys) => (header.clone(), keys.reopen(&header)?),
+            None => {
+                let above = self.ring(parent)?;
+                let keys = self.keys_by_parent(member, &header, &above)?.ok_or(VaultError::KeyNotLoaded)?;
+                (header, keys)
+            }
+        };
+        self.policy.check_ciphers(&header)?;
+        self.policy.check_small_files(header.convergent_small_files())?;
+        self.policy.check_oblivious(header.keys().keychain.oblivious)?;
+        let ring = keys.key_ring(header.suite())?;
+        let ((integrity, cached), cache) = (self.settings(Some(parent), &header), header.cache());
+        let read_only = self.options.read_only || header.is_snapshot();
+        let approved_only = self.policy.is_approved_only();
+        let options = Options { integrity, read_only, approved_only, anchor: None, ..self.options.clone() };
+        self.policy.anchors.lies_in(&id, &forest.member(parent)?.id);
+        self.policy.anchors.report_to_server(&id, &self.options.events)?;
+        let by_turns = Some(InTurns { place });
+        self.kept()
+            .insert(member, Kept { id, keys, suite: header.suite(), by_turns, integrity, cached, cache, anchor: None });
+        forest.set_cached(member, cached)?;
+        Ok((id, TurnOpening::new(header, ring, options)))
+    }
+
+    /// Keys that open a dataset when its turns begin.
+    pub(crate) fn bring(&self, member: Number, keys: Unlocked) {
+        self.brought().insert(member, keys);
+    }
+
+    pub(super) fn brought(&self) -> MutexGuard<'_, HashMap<Number, Unlocked>> {
+        self.brought.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

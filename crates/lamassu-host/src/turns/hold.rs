@@ -1,0 +1,51 @@
+//! Turns for requests of commands.
+
+use crate::Result;
+use lamassu_vault::forest::{Number, member_of, root_of};
+use lamassu_vault::turns::{Need, Turns, Use};
+use lamassu_vault::{EntryRef, FileSystem, Forest, Ino};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, mpsc};
+
+/// Waits until this host holds the vault of an inode as a request needs it, and keeps it while the result is alive.
+/// `None`: it is not used by turns, or there will be no further turn. If no turn can be taken now, the result has no
+/// open vault.
+///
+/// A thread that holds a vault must not wait for it again: the second wait may be for the next turn. If it holds
+/// several, then a vault before the datasets in it.
+pub(crate) fn hold(forest: &Forest, ino: Ino, need: Need) -> Option<Use> {
+    held(forest.turns(ino)?, need)
+}
+
+/// The same for the attributes of an inode.
+pub(crate) fn hold_shown(forest: &Forest, ino: Ino, need: Need) -> Option<Use> {
+    held(forest.turns_that_show(ino)?, need)
+}
+
+fn held(turns: Arc<Turns>, need: Need) -> Option<Use> {
+    let (given, got) = mpsc::sync_channel(1);
+    turns.run(need, move |held| drop(given.send(held)));
+    got.recv().ok()
+}
+
+/// Holds the vaults through which a plain path below the root of a member leads.
+///
+/// # Errors
+/// Those of resolving the path.
+pub(crate) fn hold_along(forest: &Arc<Forest>, member: Number, path: &Path, need: Need) -> Result<Vec<Use>> {
+    if !forest.is_by_turns() {
+        return Ok(Vec::new());
+    }
+    let mut at = member;
+    let mut held: Vec<_> = hold(forest, root_of(at), need).into_iter().collect();
+    let mut reached = PathBuf::new();
+    for name in path {
+        reached.push(name);
+        let entry = EntryRef::new(forest.clone(), forest.resolve_from(member, reached.as_os_str())?);
+        if member_of(entry.ino()) != at {
+            at = member_of(entry.ino());
+            held.extend(hold(forest, entry.ino(), need));
+        }
+    }
+    Ok(held)
+}

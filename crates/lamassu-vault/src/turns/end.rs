@@ -1,0 +1,66 @@
+//! Threads that carry out waiting requests, and the end of all turns.
+
+use super::{Phase, State, Turns};
+use parking_lot::MutexGuard;
+use std::io;
+use std::sync::Arc;
+use std::thread::Builder;
+
+/// Counts a thread as long as it lives.
+struct Running(Arc<Turns>);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.state.lock().runners -= 1;
+        self.0.driver.notify_all();
+    }
+}
+
+impl Turns {
+    /// Starts threads that carry out waiting requests until the end ([`Turns::stop`] waits for them).
+    ///
+    /// # Errors
+    /// A thread cannot be started.
+    pub fn start_runners(self: &Arc<Self>, count: usize) -> io::Result<()> {
+        for _ in 0..count {
+            self.state.lock().runners += 1;
+            let running = Running(self.clone());
+            Builder::new().name("lamassu-turns".into()).spawn(move || running.0.run_waiting())?;
+        }
+        Ok(())
+    }
+
+    /// Lets no further turn begin: the mount ends. Returns when the driver has ended the present one; after that,
+    /// requests fail.
+    pub fn stop(&self) {
+        let mut state = self.state.lock();
+        state.is_stopping = true;
+        self.wait_until_over(state);
+    }
+
+    /// The same, and the mount goes on: the present turn ends as if the vault were recalled. Waits for the kernel, so
+    /// it must not be called by a thread that answers requests.
+    pub fn retire(&self) {
+        let mut state = self.state.lock();
+        state.is_retired = true;
+        self.wait_until_over(state);
+    }
+
+    fn wait_until_over(&self, mut state: MutexGuard<'_, State>) {
+        self.driver.notify_all();
+        self.driver.wait_while(&mut state, |state| state.phase != Phase::Over || state.runners > 0);
+    }
+
+    /// Whether no further turn begins.
+    pub fn is_last(&self) -> bool {
+        self.state.lock().is_last()
+    }
+
+    /// The driver reports that there will be no further turn. Waiting requests are carried out, and fail.
+    pub fn over(&self) {
+        let mut state = self.state.lock();
+        state.phase = Phase::Over;
+        self.runnable.notify_all();
+        self.driver.notify_all();
+    }
+}
