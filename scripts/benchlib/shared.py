@@ -3,7 +3,8 @@
 Server and hosts are network and mount namespaces of this machine, joined by a bridge; the store is a directory in memory that all hosts see. One host by
 itself: a tree of small files unpacked, packed, searched and removed, and one file, by fio. Two hosts: how long it takes until one reads what the other wrote,
 and trees that both unpack or pack at once, each its own.
-`lamassu` has its anchor in a file of the host; `server`, at the server, mounted by one host alone; `shared` is `mount --shared`. `sshfs` is a plain directory.
+`lamassu` has its anchor in a file of the host; `server`, at the server, mounted by one host alone; `shared` is `mount --shared`; with `datasets` each host
+works in a dataset of its own there. `sshfs` is a plain directory.
 """
 
 import json
@@ -32,9 +33,11 @@ class System:
     init: tuple = ()
     mount: tuple = ()
     at_server: bool = True
+    # Each host's folder is a dataset. Only what two hosts do at once differs by that.
+    datasets: bool = False
 
 
-OURS = {"lamassu": System(at_server=False), "server": System(), "shared": System(mount=("--shared",))}
+OURS = {"lamassu": System(at_server=False), "server": System(), "shared": System(mount=("--shared",)), "datasets": System(mount=("--shared",), datasets=True)}
 # (name, fio's --rw, block, whether the file is made anew)
 FILE = (("seq-write 1M", "write", "1M", True), ("seq-read 1M", "read", "1M", False), ("seq-read 4K", "read", "4k", False), ("rand-read 4K", "randread", "4k", False),
         ("rand-write 4K", "randwrite", "4k", False))
@@ -141,6 +144,9 @@ class Place:
             self.lamassu(host, "umount", host.mountpoint)
 
     def passes(self, name, archive, size):
+        if name != "sshfs" and self.systems[name].datasets:
+            yield from self.at_once(name, small_files.commands(archive))
+            return
         host = self.hosts[0]
         for workload, command in small_files.commands(archive).items():
             script = f"cd '{host.mountpoint}'; {command}"
@@ -181,6 +187,9 @@ class Place:
         """Seconds until both hosts have ended what they do at once."""
         for host in self.hosts:
             self.mount(host, name)
+            folder = host.mountpoint / host.name
+            if name != "sshfs" and self.systems[name].datasets and host.run("test", "-d", folder, check=False).returncode:
+                self.lamassu(host, "dataset", "create", folder)
         try:
             with self.bench.quiet(), ThreadPoolExecutor(len(self.hosts)) as pool:
                 measure.drop_caches()
