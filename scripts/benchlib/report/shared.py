@@ -4,7 +4,8 @@ import statistics
 
 from .figures import by, median, names, number, runs, table, values
 
-TITLE = {"lamassu": "one host, anchor in a file", "server": "one host, anchor at the server", "shared": "`mount --shared`", "sshfs": "sshfs, a plain directory"}
+TITLE = {"lamassu": "one host, anchor in a file", "server": "one host, anchor at the server", "shared": "`mount --shared`", "datasets": "the same, a dataset for each host",
+         "sshfs": "sshfs, a plain directory"}
 
 
 def ratio(result, system, workload):
