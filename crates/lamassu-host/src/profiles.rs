@@ -8,7 +8,7 @@ use lamassu_format::profile::{Choice, KeyKind, ProfileError, Protection};
 use lamassu_format::{Cipher, Hash, Suite};
 use lamassu_vault::forest::{Number, local, member_of};
 use lamassu_vault::turns::{Need, Turns};
-use lamassu_vault::{EntryRef, FileSystem, Forest, KnownProfile, ProfileWalk, RekeyProgress, Rekeyed, VaultError};
+use lamassu_vault::{EntryRef, FileSystem, Forest, KnownProfile, RekeyProgress, Rekeyed, VaultError, Walk};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -115,7 +115,7 @@ impl Served {
 /// makes some progress.
 fn in_turns(entry: &EntryRef<Arc<Forest>>, choice: Choice, below: bool, job: &Job) -> Result<Rekeyed> {
     let forest = entry.fs();
-    let mut walk = ProfileWalk::default();
+    let mut walk = Walk::default();
     let gone = loop {
         let Some(turn) = turns::hold(forest, Need::CHANGE) else { break Ok(()) };
         let progress = InTurn { job, turns: forest.turns(), has_done: AtomicBool::new(false) };
@@ -129,7 +129,7 @@ fn in_turns(entry: &EntryRef<Arc<Forest>>, choice: Choice, below: bool, job: &Jo
             Err(error) => break Err(error.into()),
         }
     };
-    walk.left().into_iter().for_each(|ino| forest.forget(ino, 1));
+    walk.end().into_iter().for_each(|ino| forest.forget(ino, 1));
     gone.map(|()| walk.done())
 }
 

@@ -10,7 +10,7 @@ use crate::inode::StoreId;
 use crate::stored::replace;
 use crate::symlink::{self, StoredTarget};
 use crate::{Ino, Result, Vault, VaultError};
-use lamassu_anchor::{Digest, SealedPart};
+use lamassu_anchor::{Digest, ObjectId, SealedPart};
 use lamassu_store::BackendDir;
 use lamassu_store::backend::{SetTime, Stat};
 use std::collections::{HashMap, HashSet};
@@ -41,10 +41,9 @@ impl LinkGroups {
         }
     }
 
-    pub fn forget(&mut self, vault: &Vault) {
-        for (parent, _) in self.names.drain().flat_map(|(_, names)| names) {
-            vault.forget(parent, 1);
-        }
+    /// Takes all names; returns the references.
+    pub fn take(&mut self) -> Vec<Ino> {
+        self.names.drain().flat_map(|(_, names)| names).map(|(parent, _)| parent).collect()
     }
 }
 
@@ -100,7 +99,7 @@ impl RekeyRun<'_> {
         let _tree = vault.tree.write();
         let (dir, name, st) = vault.place(link.ino)?;
         if !link.id.is_of(&st) || st.nlink > 1 {
-            return Ok(()); // it got another name meanwhile: the next walk finds it
+            return Ok(()); // it got another name meanwhile, which is noted
         }
         let object = vault.object_at(&dir, &name)?;
         let digests = (link.old, link.target.digest());
@@ -111,7 +110,7 @@ impl RekeyRun<'_> {
         if let Some(rest) = old {
             remove_rest(&dir, &rest);
         }
-        self.done.links += 1;
+        self.walk.done.links += 1;
         Ok(())
     }
 
@@ -139,80 +138,130 @@ impl RekeyRun<'_> {
         self.vault.unsynced.add(StoreId::from(new));
     }
 
-    /// Links with several names, after the walk has found them all.
+    /// Links with several names, after the walk has found them all. What an interruption leaves, stays in the list.
     pub(super) fn relink_groups(&mut self) -> Result<()> {
-        let groups: Vec<_> =
-            self.groups.names.iter().map(|(id, names)| (*id, names.iter().cloned().collect::<Vec<_>>())).collect();
-        for (id, names) in groups {
-            if self.progress.is_cancelled() {
-                break;
+        let all: Vec<StoreId> = self.walk.groups.names.keys().copied().collect();
+        for id in all {
+            if self.is_cancelled() {
+                return Ok(());
             }
-            let Some((parent, _)) = names.first() else { continue };
-            let (parent, relinked) = (*parent, self.relink(id, &names));
-            self.note(parent, relinked)?;
+            let Some(names) = self.walk.groups.names.get(&id) else { continue };
+            let names: Vec<_> = names.iter().cloned().collect();
+            let relinked = self.relink(id, &names);
+            let at = names.first().map_or(crate::ROOT, |(parent, _)| *parent);
+            self.note(at, relinked)?;
+            let known = self.walk.groups.names.remove(&id).into_iter().flatten();
+            known.for_each(|(parent, _)| self.vault.forget(parent, 1));
+            self.progress.advance(0);
         }
         Ok(())
     }
 
     fn relink(&mut self, id: StoreId, names: &[(Ino, OsString)]) -> Result<()> {
         let vault = self.vault;
-        let Some((first, name)) = names.first() else { return Ok(()) };
-        let (target, old, object, st) = {
+        let found = {
             let _tree = vault.tree.read();
-            let dir = vault.dir(*first)?;
-            let st = dir.handle.stat_entry(name).map_err(io("stat"))?;
-            match self.fresh_target(&dir, name)? {
-                Some((target, old)) if id.is_of(&st) => (target, old, vault.object_at(&dir, name)?, st),
-                Some(_) | None => return Ok(()),
+            let places = self.places_of(id, names)?;
+            match places.first() {
+                Some((dir, name, st)) => {
+                    let object = vault.object_at(dir, name)?;
+                    self.fresh_target(dir, name)?.map(|fresh| (fresh, object, *st, (dir.ino, name.clone())))
+                }
+                None => None, // all were moved, which is noted, or removed
             }
         };
+        let Some(((target, old), object, st, first)) = found else { return Ok(()) };
         let temp = self.make_link(&target, &st)?;
         let (staged, spare) = self.batch.place(vault)?;
-        let _pass = vault.change()?;
-        vault.sync_store()?;
-        let _tree = vault.tree.write();
+        let mut all = names.to_vec();
+        for is_last in [false, true] {
+            let _pass = vault.change()?;
+            vault.sync_store()?;
+            let tree = vault.tree.write();
+            let places = self.places_of(id, &all)?;
+            let recorded = vault.row_of_object(object)?.map(|row| row.links);
+            let are_all = match recorded {
+                Some(links) => links == self.recorded_of(object, &places)?,
+                None => true,
+            };
+            if !are_all && !is_last {
+                // It got another name, perhaps on another host.
+                drop(tree);
+                all = self.all_names(object)?;
+                continue;
+            }
+            let stored = || vault.path_in(first.0, &first.1).display().to_string();
+            if !are_all {
+                // A name that kept the old link would be called stale.
+                return Err(vault.outdated_as(IntegrityKind::Missing, "entry", stored()));
+            }
+            if recorded.is_none() && (places.len() as u64) < st.nlink && self.walk.has_moves() {
+                self.walk.falls_short();
+            }
+            let digests = (old, target.digest());
+            // All names at once: each shows the old target or the new one.
+            let step = || self.put_all(id, &places, &target, (&*staged, &temp, &spare));
+            let olds = vault.replacing(object, SealedPart::Content, digests, &stored, step)?;
+            let new = staged.stat_entry(&temp).map_err(io("stat"))?;
+            staged.unlink(&temp).map_err(io("unlink"))?;
+            if places.is_empty() {
+                return Ok(());
+            }
+            self.exchanged(id, &new);
+            olds.iter().for_each(|(dir, rest)| remove_rest(dir, rest));
+            self.walk.done.links += 1;
+            return Ok(());
+        }
+        Ok(())
+    }
+
+    /// Those of the names that lead to a link. The caller holds the tree lock.
+    fn places_of(&self, id: StoreId, names: &[(Ino, OsString)]) -> Result<Vec<(Arc<Dir>, OsString, Stat)>> {
         let mut places = Vec::new();
         for (parent, name) in names {
-            let dir = match vault.dir(*parent) {
+            let dir = match self.vault.dir(*parent) {
                 Err(VaultError::Stale) => continue,
                 other => other?,
             };
             match dir.handle.stat_entry(name) {
-                Ok(st) if id.is_of(&st) => places.push((dir, name)),
+                Ok(st) if id.is_of(&st) => places.push((dir, name.clone(), st)),
                 Ok(_) => {}
                 Err(e) if is_not_found(&e) => {}
                 Err(e) => return Err(io("stat")(e)),
             }
         }
-        let digests = (old, target.digest());
-        let stored = || vault.path_in(*first, name).display().to_string();
-        // All names at once: each shows the old target or the new one.
-        let step = || self.put_all(id, &places, &target, (&*staged, &temp, &spare));
-        let olds = vault.replacing(object, SealedPart::Content, digests, &stored, step)?;
-        let new = staged.stat_entry(&temp).map_err(io("stat"))?;
-        staged.unlink(&temp).map_err(io("unlink"))?;
-        if places.is_empty() {
-            return Ok(());
-        }
-        self.exchanged(id, &new);
-        olds.iter().for_each(|(dir, rest)| remove_rest(dir, rest));
-        self.done.links += 1;
-        Ok(())
+        Ok(places)
     }
-}
 
-impl RekeyRun<'_> {
+    /// How many of the places the anchor has for an object. A removed name stays in the store for a moment.
+    fn recorded_of(&self, object: ObjectId, places: &[(Arc<Dir>, OsString, Stat)]) -> Result<u64> {
+        let mut count = 0;
+        for (dir, name, _) in places {
+            count += u64::from(self.vault.object_if_recorded(dir, name)? == Some(object));
+        }
+        Ok(count)
+    }
+
+    /// All names of an object, by the anchor.
+    fn all_names(&self, object: ObjectId) -> Result<Vec<(Ino, OsString)>> {
+        let Some(anchored) = &self.vault.anchored else { return Ok(Vec::new()) };
+        self.vault.meet_all_names(anchored, object)?;
+        let nodes = self.vault.nodes.lock();
+        let links = nodes.of_object(object).map(|ino| nodes.links(ino)).unwrap_or_default();
+        Ok(links.into_iter().map(|link| (link.parent, link.name.into())).collect())
+    }
+
     /// Puts a new link, staged under a name, in all places of an old one. Returns the rests of the old one, by their
     /// directories.
     fn put_all(
         &self,
         old: StoreId,
-        places: &[(Arc<Dir>, &OsString)],
+        places: &[(Arc<Dir>, OsString, Stat)],
         target: &StoredTarget,
         (staged, temp, spare): (&dyn BackendDir, &OsStr, &OsStr),
     ) -> Result<Vec<(Arc<Dir>, OsString)>> {
         let mut olds = Vec::new();
-        for (dir, name) in places {
+        for (dir, name, _) in places {
             // Not if another link is there by now: that link needs its rest.
             if !old.is_of(&dir.handle.stat_entry(name).map_err(io("stat"))?) {
                 continue;
