@@ -18,6 +18,7 @@ mod operations;
 mod outages;
 mod permissions;
 mod policy;
+mod rekey;
 mod replays;
 mod rotation;
 mod service;

@@ -404,8 +404,8 @@ impl Vault {
         Ok(met)
     }
 
-    /// Lets the node of an object have all its names. Each directory is listed once.
-    pub(crate) fn meet_all_names(&self, anchored: &Anchored, object: ObjectId) -> Result<()> {
+    /// Lets the node of a file have all its names. Each directory is listed once.
+    pub(super) fn meet_all_names(&self, anchored: &Anchored, object: ObjectId) -> Result<()> {
         for (dir, names) in by_directory(anchored.anchor.names_of(object)?) {
             self.nodes_in(anchored, dir, &names)?.into_iter().for_each(|ino| self.forget(ino, 1));
         }

@@ -64,7 +64,7 @@ pub fn member_of(number: u64) -> Number {
 }
 
 /// A vault's number as a number of the whole.
-fn global(member: Number, number: u64) -> u64 {
+pub fn global(member: Number, number: u64) -> u64 {
     number & !MASK | u64::from(member) << SHIFT
 }
 

@@ -27,6 +27,19 @@ pub(super) struct StagedLink {
     old: Digest,
 }
 
+/// A new link for all names of an old one.
+struct NewLink {
+    /// The old one.
+    id: StoreId,
+    nlink: u64,
+    object: ObjectId,
+    /// Its name in the staging directory.
+    temp: OsString,
+    target: StoredTarget,
+    /// Of the target that it replaces.
+    old: Digest,
+}
+
 /// Links with several names, as the walk finds them. Holds a reference to each parent.
 #[derive(Default)]
 pub(super) struct LinkGroups {
@@ -34,11 +47,13 @@ pub(super) struct LinkGroups {
 }
 
 impl LinkGroups {
-    pub fn add(&mut self, vault: &Vault, id: StoreId, parent: Ino, name: &OsStr) {
-        // A directory that was moved meanwhile may be visited again.
-        if self.names.entry(id).or_default().insert((parent, name.to_owned())) {
+    /// False: it was known, since the directory is visited again.
+    pub fn add(&mut self, vault: &Vault, id: StoreId, parent: Ino, name: &OsStr) -> bool {
+        let is_new = self.names.entry(id).or_default().insert((parent, name.to_owned()));
+        if is_new {
             vault.nodes.lock().add_reference(parent);
         }
+        is_new
     }
 
     /// Takes all names; returns the references.
@@ -165,54 +180,64 @@ impl RekeyRun<'_> {
             match places.first() {
                 Some((dir, name, st)) => {
                     let object = vault.object_at(dir, name)?;
-                    self.fresh_target(dir, name)?.map(|fresh| (fresh, object, *st, (dir.ino, name.clone())))
+                    self.fresh_target(dir, name)?.map(|fresh| (fresh, object, *st))
                 }
                 None => None, // all were moved, which is noted, or removed
             }
         };
-        let Some(((target, old), object, st, first)) = found else { return Ok(()) };
+        let Some(((target, old), object, st)) = found else { return Ok(()) };
         let temp = self.make_link(&target, &st)?;
-        let (staged, spare) = self.batch.place(vault)?;
-        let mut all = names.to_vec();
-        for is_last in [false, true] {
-            let _pass = vault.change()?;
-            vault.sync_store()?;
-            let tree = vault.tree.write();
-            let places = self.places_of(id, &all)?;
-            let recorded = vault.row_of_object(object)?.map(|row| row.links);
-            let are_all = match recorded {
-                Some(links) => links == self.recorded_of(object, &places)?,
-                None => true,
-            };
-            if !are_all && !is_last {
-                // It got another name, perhaps on another host.
-                drop(tree);
-                all = self.all_names(object)?;
-                continue;
-            }
-            let stored = || vault.path_in(first.0, &first.1).display().to_string();
-            if !are_all {
-                // A name that kept the old link would be called stale.
-                return Err(vault.outdated_as(IntegrityKind::Missing, "entry", stored()));
-            }
-            if recorded.is_none() && (places.len() as u64) < st.nlink && self.walk.has_moves() {
-                self.walk.falls_short();
-            }
-            let digests = (old, target.digest());
-            // All names at once: each shows the old target or the new one.
-            let step = || self.put_all(id, &places, &target, (&*staged, &temp, &spare));
-            let olds = vault.replacing(object, SealedPart::Content, digests, &stored, step)?;
-            let new = staged.stat_entry(&temp).map_err(io("stat"))?;
-            staged.unlink(&temp).map_err(io("unlink"))?;
-            if places.is_empty() {
-                return Ok(());
-            }
-            self.exchanged(id, &new);
-            olds.iter().for_each(|(dir, rest)| remove_rest(dir, rest));
-            self.walk.done.links += 1;
+        let new = NewLink { id, nlink: st.nlink, object, temp, target, old };
+        if self.exchange_all(&new, names, false)? {
             return Ok(());
         }
-        Ok(())
+        // It got another name, perhaps on another host. Its node, and with it the directories, stay for so long.
+        let Some(anchored) = &vault.anchored else { return Ok(()) };
+        let held = vault.nodes_at(anchored, anchored.anchor.names_of(object)?);
+        let links: Vec<_> = {
+            let nodes = vault.nodes.lock();
+            held.iter().flat_map(|ino| nodes.links(*ino)).map(|link| (link.parent, OsString::from(link.name))).collect()
+        };
+        let all: HashSet<_> = links.into_iter().collect();
+        let done = self.exchange_all(&new, &all.into_iter().collect::<Vec<_>>(), true);
+        held.into_iter().for_each(|ino| vault.forget(ino, 1));
+        done.map(drop)
+    }
+
+    /// Puts a new link in the place of the old one under all names. False: these are not all, and nothing was changed.
+    fn exchange_all(&mut self, new: &NewLink, names: &[(Ino, OsString)], must_be_all: bool) -> Result<bool> {
+        let vault = self.vault;
+        let (staged, spare) = self.batch.place(vault)?;
+        let _pass = vault.change()?;
+        vault.sync_store()?;
+        let _tree = vault.tree.write();
+        let places = self.places_of(new.id, names)?;
+        let stored = || {
+            places.first().map(|(dir, name, _)| vault.path_in(dir.ino, name).display().to_string()).unwrap_or_default()
+        };
+        match vault.row_of_object(new.object)? {
+            // A name that kept the old link would be called stale.
+            Some(row) if row.links != self.recorded_of(new.object, &places)? => {
+                return match must_be_all {
+                    true => Err(vault.outdated_as(IntegrityKind::Missing, "entry", stored())),
+                    false => Ok(false),
+                };
+            }
+            None if (places.len() as u64) < new.nlink && self.walk.has_moves() => self.walk.falls_short(),
+            Some(_) | None => {}
+        }
+        let digests = (new.old, new.target.digest());
+        // All names at once: each shows the old target or the new one.
+        let step = || self.put_all(new.id, &places, &new.target, (&*staged, &new.temp, &spare));
+        let olds = vault.replacing(new.object, SealedPart::Content, digests, &stored, step)?;
+        let made = staged.stat_entry(&new.temp).map_err(io("stat"))?;
+        staged.unlink(&new.temp).map_err(io("unlink"))?;
+        if !places.is_empty() {
+            self.exchanged(new.id, &made);
+            olds.iter().for_each(|(dir, rest)| remove_rest(dir, rest));
+            self.walk.done.links += 1;
+        }
+        Ok(true)
     }
 
     /// Those of the names that lead to a link. The caller holds the tree lock.
@@ -240,15 +265,6 @@ impl RekeyRun<'_> {
             count += u64::from(self.vault.object_if_recorded(dir, name)? == Some(object));
         }
         Ok(count)
-    }
-
-    /// All names of an object, by the anchor.
-    fn all_names(&self, object: ObjectId) -> Result<Vec<(Ino, OsString)>> {
-        let Some(anchored) = &self.vault.anchored else { return Ok(Vec::new()) };
-        self.vault.meet_all_names(anchored, object)?;
-        let nodes = self.vault.nodes.lock();
-        let links = nodes.of_object(object).map(|ino| nodes.links(ino)).unwrap_or_default();
-        Ok(links.into_iter().map(|link| (link.parent, link.name.into())).collect())
     }
 
     /// Puts a new link, staged under a name, in all places of an old one. Returns the rests of the old one, by their

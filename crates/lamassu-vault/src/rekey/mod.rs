@@ -308,12 +308,14 @@ impl RekeyRun<'_> {
     /// Anything but a directory.
     fn leaf(&mut self, ino: Ino, parent: Ino, name: &OsStr, st: &Stat) -> Result<()> {
         if st.kind == Kind::Symlink {
-            match (self.choice, st.nlink) {
+            let is_new = match (self.choice, st.nlink) {
                 (Some(_), _) => return Ok(()),
-                (None, 0 | 1) => self.stage_link(ino)?,
+                (None, 0 | 1) => self.stage_link(ino).map(|()| true)?,
                 (None, _) => self.walk.groups.add(self.vault, StoreId::from(st), parent, name),
+            };
+            if is_new {
+                self.progress.advance(0);
             }
-            self.progress.advance(0);
             return Ok(());
         }
         let id = (st.nlink > 1).then(|| StoreId::from(st));
