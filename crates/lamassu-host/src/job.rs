@@ -207,22 +207,22 @@ pub(crate) fn rekey(job: &Job, vault: &Vault, (mut history, place): (History, Pl
     Ok(done)
 }
 
-/// The same in turns of this host. `history` opens the history in the present turn: another host may have replaced the
-/// header since the last one.
+/// The same in turns of this host. `history` opens the history in the present turn, by its place, which must stay open:
+/// another host may have replaced the header since the last turn.
 pub(crate) fn rekey_in_turns(
     job: &Job,
     (forest, member): (&Forest, Number),
-    history: impl Fn() -> Result<History>,
+    history: impl Fn() -> Result<(History, Place)>,
     asked: Asked,
 ) -> Result<Rekeyed> {
     let mut is_noted = false;
     walks::in_turns((forest, member), asked.bytes_per_second, job, |vault, (walk, progress)| {
         if !std::mem::replace(&mut is_noted, true) {
-            warn_unless(history().and_then(|mut history| asked.note(&mut history, None)));
+            warn_unless(history().and_then(|(mut history, _place)| asked.note(&mut history, None)));
         }
         let is_done = vault.rekey_in_turn((asked.work(), asked.bytes_per_second), (walk, progress))?;
         if is_done || job.is_cancelled() {
-            warn_unless(history().and_then(|mut history| asked.note(&mut history, Some(&walk.done()))));
+            warn_unless(history().and_then(|(mut history, _place)| asked.note(&mut history, Some(&walk.done()))));
         }
         Ok(is_done)
     })

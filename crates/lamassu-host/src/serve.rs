@@ -315,7 +315,6 @@ impl Served {
         let started = match self.is_by_turns() {
             true => {
                 let forest = self.forest.clone();
-                let history = move || Ok(history()?.0);
                 let work = move |job: &Job| job::rekey_in_turns(job, (&forest, member), history, asked);
                 Job::start(task, Box::new(reseal), work)?
             }

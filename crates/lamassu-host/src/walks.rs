@@ -11,12 +11,14 @@ use lamassu_vault::{FileSystem, Forest, RekeyProgress, Rekeyed, Vault, VaultErro
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long to sleep before looking whether the job was cancelled.
 const NAP: Duration = Duration::from_millis(50);
-/// Turns that may be lost one after the other, without any progress, before the walk ends with the error.
-const LOST_MAX: u32 = 3;
+/// How long to try again without any progress, before the walk ends with an error.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// Time between two attempts.
+const TRY_AGAIN: Duration = Duration::from_millis(300);
 
 /// Makes a walk in turns. `go` continues it in a turn, and returns whether it has ended. A turn that is lost, because
 /// the server was away for too long, is followed by another one, which does again what was lost.
@@ -27,7 +29,7 @@ pub(crate) fn in_turns(
     mut go: impl FnMut(&Vault, (&mut Walk, &dyn RekeyProgress)) -> Result<bool>,
 ) -> Result<Rekeyed> {
     let mut walk = Walk::default();
-    let mut lost = 0;
+    let mut went_on = Instant::now();
     let gone = loop {
         let Some(turn) = turns::hold(forest, Need::CHANGE) else { break Err(Error::NoFurtherTurn) };
         let progress = InTurn { job, turns: forest.turns(), has_done: AtomicBool::new(false) };
@@ -38,13 +40,17 @@ pub(crate) fn in_turns(
         };
         let is_lost = vault.is_none_or(|vault| is_lost(&vault));
         drop(turn);
-        lost = if progress.has_done.into_inner() { 0 } else { lost + u32::from(is_lost) };
+        if progress.has_done.into_inner() || !is_lost {
+            went_on = Instant::now();
+        }
+        let is_over = went_on.elapsed() > PATIENCE || forest.turns().is_none_or(|turns| turns.is_stopping());
         match gone {
             Ok(is_done) if is_done || job.is_cancelled() => break Ok(()),
             Err(_) if is_lost && job.is_cancelled() => break Ok(()),
             Err(error) if !is_lost => break Err(error),
-            Err(_) if lost >= LOST_MAX => break Err(Error::NoFurtherTurn),
-            Ok(_) | Err(_) => {}
+            Err(_) if is_over => break Err(Error::NoFurtherTurn),
+            Err(_) => std::thread::sleep(TRY_AGAIN),
+            Ok(_) => {}
         }
         // Not in a turn: other hosts go on meanwhile.
         while let Some(left) = bytes_per_second.and_then(|limit| walk.ahead_by(limit))

@@ -22,7 +22,12 @@ fn shared(lab: &Lab) -> [Host<'_>; 2] {
 }
 
 fn mount_shared(host: Host<'_>) -> Ran {
-    host.run(&format!("mount --shared --anchor {} store/v m-{}", host.lab.url(), host.name))
+    host.run(&format!(
+        "mount --log-file /tmp/rekey/log-{} --shared --anchor {} store/v m-{}",
+        host.name,
+        host.lab.url(),
+        host.name
+    ))
 }
 
 fn rotate(host: Host<'_>, tier: &str) {
