@@ -183,6 +183,19 @@ fn an_epoch_that_another_host_begins_in_the_middle_is_the_one_that_all_is_under_
     old_keys_are_retired(&lab, &[a, b], 3, 2);
 }
 
+#[test]
+fn two_hosts_rekey_at_once() {
+    let lab = Lab::new();
+    let [a, b] = shared(&lab);
+    furnish(a);
+    rotate(a, "inner");
+    rotate(b, "outer");
+    for mut rekeying in [begin_rekey(a, "16M"), begin_rekey(b, "16M")] {
+        assert!(rekeying.wait().unwrap().success());
+    }
+    old_keys_are_retired(&lab, &[a, b], 2, 2);
+}
+
 /// The server stands still for longer than a term, so the host's session ends in the middle.
 #[test]
 fn it_goes_on_after_a_session_that_has_ended() {
