@@ -38,7 +38,7 @@ pub(crate) fn in_turns(
             Some(vault) => go(vault, (&mut walk, &progress)),
             None => Err(Error::NoFurtherTurn),
         };
-        let is_lost = vault.is_none_or(|vault| is_lost(&vault));
+        let is_lost = vault.is_none_or(|vault| is_lost(&vault)) || gone.as_ref().is_err_and(is_of_session);
         drop(turn);
         if progress.has_done.into_inner() || !is_lost {
             went_on = Instant::now();
@@ -66,6 +66,11 @@ pub(crate) fn in_turns(
 /// Whether what was done in a turn may be lost.
 fn is_lost(vault: &Vault) -> bool {
     vault.options().anchor.as_ref().is_some_and(|anchor| anchor.standing() != Standing::Good)
+}
+
+/// The session may be good again by now.
+fn is_of_session(error: &Error) -> bool {
+    matches!(error.innermost(), Error::Vault(error) if error.is_of_session())
 }
 
 /// The progress of a job in a turn: it also stops when the turn is to end, once something was done.

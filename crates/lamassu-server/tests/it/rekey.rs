@@ -37,7 +37,12 @@ fn rotate(host: Host<'_>, tier: &str) {
 fn begin_rekey(host: Host<'_>, limit: &str) -> Child {
     let mut command = host.command();
     command.args(["rekey", "--full", "--limit", limit, &format!("m-{}", host.name)]);
-    command.stderr(Stdio::null()).spawn().unwrap()
+    command.stderr(Stdio::piped()).spawn().unwrap()
+}
+
+fn ends_well(rekeying: Child) {
+    let ended = rekeying.wait_with_output().unwrap();
+    assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
 }
 
 fn content(number: usize) -> Vec<u8> {
@@ -179,7 +184,7 @@ fn an_epoch_that_another_host_begins_in_the_middle_is_the_one_that_all_is_under_
     rotate(b, "outer");
     assert!(rekeying.try_wait().unwrap().is_none(), "it is under way");
     b.write("meanwhile", "of b").unwrap();
-    assert!(rekeying.wait().unwrap().success());
+    ends_well(rekeying);
     old_keys_are_retired(&lab, &[a, b], 3, 2);
 }
 
@@ -190,9 +195,7 @@ fn two_hosts_rekey_at_once() {
     furnish(a);
     rotate(a, "inner");
     rotate(b, "outer");
-    for mut rekeying in [begin_rekey(a, "16M"), begin_rekey(b, "16M")] {
-        assert!(rekeying.wait().unwrap().success());
-    }
+    [begin_rekey(a, "16M"), begin_rekey(b, "16M")].into_iter().for_each(ends_well);
     old_keys_are_retired(&lab, &[a, b], 2, 2);
 }
 
@@ -211,6 +214,6 @@ fn it_goes_on_after_a_session_that_has_ended() {
     std::thread::sleep(Duration::from_secs(TERM + 2));
     kill(server, "-CONT");
     assert!(rekeying.try_wait().unwrap().is_none(), "it is under way");
-    assert!(rekeying.wait().unwrap().success());
+    ends_well(rekeying);
     old_keys_are_retired(&lab, &[a, b], 2, 1);
 }

@@ -187,7 +187,7 @@ impl RekeyRun<'_> {
             }
             Err(VaultError::ReadOnly) => Err(VaultError::ReadOnly),
             // Then nothing can be said about the object.
-            Err(error) if !self.is_valid() => Err(error),
+            Err(error) if error.is_of_session() || !self.is_valid() => Err(error),
             Err(error) => {
                 self.walk.done.failed += 1;
                 self.progress.failed(&self.vault.tag(ino), &error);
