@@ -130,6 +130,7 @@ fn works_by_turns(request: &Request) -> bool {
             | Request::RemoveSlot { .. }
             | Request::Epochs {}
             | Request::Rotate { .. }
+            | Request::RekeyStart { .. }
             | Request::Profile { .. }
             | Request::ProfileStart { .. }
             | Request::JobStatus { .. }

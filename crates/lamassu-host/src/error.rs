@@ -339,6 +339,12 @@ pub enum Error {
     /// A change of a vault that hosts use by turns, while this host cannot have it.
     #[error("this host cannot get access to the vault now: its log says why. Nothing was changed; try again later")]
     NoTurn,
+    /// Re-keying, or a change of profiles, of a vault that hosts use by turns: this host gets no turn to continue.
+    #[error(
+        "this host cannot get access to the vault now: its log says why. What is done stays done; run the command again \
+         to continue"
+    )]
+    NoFurtherTurn,
     /// The user's: a vault that lies on this host alone is to be shared.
     #[error("the vault's anchor is kept on this host: `lamassu anchor move DIR server://HOST` lets other hosts use it")]
     NotAtServer,

@@ -1,7 +1,7 @@
 //! Long work in an open vault, on a thread of its own. Clients can ask for its progress, and cancel it.
 
 use crate::control::protocol::{Ended, Failed, Progress};
-use crate::{Error, Place, Result};
+use crate::{Error, Place, Result, walks};
 use lamassu_format::profile::{Choice, ProfileError};
 use lamassu_keys::Event;
 use lamassu_keys::history::{EventKind, History};
@@ -161,34 +161,71 @@ impl RekeyProgress for Job {
     }
 }
 
-/// Re-keys the vault in `place`, and records that in its history if possible.
-pub(crate) fn rekey(
-    job: &Job,
-    vault: &Vault,
-    (mut history, place): (History, Place),
-    (full, bytes_per_second, uid): (bool, Option<u64>, u32),
-) -> Result<Rekeyed> {
-    let (work, name) = if full { (Rekey::Full, "full") } else { (Rekey::Outer, "outer") };
-    let mut note = |kind, detail: Option<&Rekeyed>| {
-        let event = Event::new(kind).by(uid).detail("what", name);
-        let event = match detail {
-            Some(done) => event
+/// A re-keying that a user has asked for.
+#[derive(Clone, Copy)]
+pub(crate) struct Asked {
+    /// also data
+    pub full: bool,
+    pub bytes_per_second: Option<u64>,
+    pub uid: u32,
+}
+
+impl Asked {
+    fn work(self) -> Rekey {
+        if self.full { Rekey::Full } else { Rekey::Outer }
+    }
+
+    /// Records its beginning, or its end with what was done, in a history.
+    fn note(self, history: &mut History, done: Option<&Rekeyed>) -> Result<()> {
+        let kind = if done.is_some() { EventKind::RekeyEnded } else { EventKind::RekeyBegun };
+        let mut event = Event::new(kind).by(self.uid).detail("what", if self.full { "full" } else { "outer" });
+        if let Some(done) = done {
+            event = event
                 .detail("complete", done.complete)
                 .detail("pages", done.pages)
                 .detail("blocks", done.blocks)
-                .detail("failed", done.failed),
-            None => event,
-        };
-        if let Err(error) = history.note(event) {
-            tracing::warn!(%error, "the history does not record a re-keying");
+                .detail("failed", done.failed);
         }
-    };
-    note(EventKind::RekeyBegun, None);
-    let done = vault.rekey(work, bytes_per_second, job)?;
-    note(EventKind::RekeyEnded, Some(&done));
+        Ok(history.note(event)?)
+    }
+}
+
+/// A failure to record does not affect the re-keying.
+fn warn_unless(noted: Result<()>) {
+    if let Err(error) = noted {
+        tracing::warn!(%error, "the history does not record a re-keying");
+    }
+}
+
+/// Re-keys the vault in `place`, and records that in its history if possible.
+pub(crate) fn rekey(job: &Job, vault: &Vault, (mut history, place): (History, Place), asked: Asked) -> Result<Rekeyed> {
+    warn_unless(asked.note(&mut history, None));
+    let done = vault.rekey(asked.work(), asked.bytes_per_second, job)?;
+    warn_unless(asked.note(&mut history, Some(&done)));
     // The history was written through its descriptor until now.
     drop(place);
     Ok(done)
+}
+
+/// The same in turns of this host. `history` opens the history in the present turn, by its place, which must stay open:
+/// another host may have replaced the header since the last turn.
+pub(crate) fn rekey_in_turns(
+    job: &Job,
+    (forest, member): (&Forest, Number),
+    history: impl Fn() -> Result<(History, Place)>,
+    asked: Asked,
+) -> Result<Rekeyed> {
+    let mut is_noted = false;
+    walks::in_turns((forest, member), asked.bytes_per_second, job, |vault, (walk, progress)| {
+        if !std::mem::replace(&mut is_noted, true) {
+            warn_unless(history().and_then(|(mut history, _place)| asked.note(&mut history, None)));
+        }
+        let is_done = vault.rekey_in_turn((asked.work(), asked.bytes_per_second), (walk, progress))?;
+        if is_done || job.is_cancelled() {
+            warn_unless(history().and_then(|(mut history, _place)| asked.note(&mut history, Some(&walk.done()))));
+        }
+        Ok(is_done)
+    })
 }
 
 /// An entry in the open vaults of a process, with its vault.

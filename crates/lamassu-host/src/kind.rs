@@ -181,7 +181,7 @@ fn host(error: &Error) -> FaultKind {
         Error::Pins { .. } => FaultKind::KeySource,
         Error::NoZonePin { .. } => FaultKind::AdministratorSignature,
         Error::Backing { .. } => FaultKind::Store,
-        Error::NoTurn => FaultKind::AnchorServerDown,
+        Error::NoTurn | Error::NoFurtherTurn => FaultKind::AnchorServerDown,
         Error::UnknownRequest { .. } => FaultKind::UnknownRequest,
         Error::NoRandom(_)
         | Error::StoreReadOnly { .. }

@@ -28,6 +28,7 @@
 //! | [`clone`] | a vault copied in the store, under a header of its own |
 //! | [`control`] | the control protocol with other processes; counters |
 //! | `turns` | drives this host's turns of a vault that several hosts use |
+//! | `walks` | re-keying and changes of profiles in such turns |
 //! | `guard` | drops the kernel's caches of a vault that another host may use meanwhile |
 //! | `answer` | answers requests about a served vault |
 //! | [`error`], [`kind`] | one enum of errors, and a program's reaction to each |
@@ -74,6 +75,7 @@ pub mod store_kind;
 mod testing;
 mod turns;
 pub mod unlock;
+mod walks;
 
 pub use anchors::{Access, Anchors};
 pub use error::{Error, Result, message};

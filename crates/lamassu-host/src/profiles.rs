@@ -3,15 +3,13 @@
 use crate::control::protocol::{ChosenProfile, ProfileStarted, ShownProfile};
 use crate::job::{Held, Job, Task};
 use crate::serve::Served;
-use crate::{Error, Result, turns};
-use lamassu_format::profile::{Choice, KeyKind, ProfileError, Protection};
+use crate::{Error, Result, turns, walks};
+use lamassu_format::profile::{Choice, KeyKind, Protection};
 use lamassu_format::{Cipher, Hash, Suite};
 use lamassu_vault::forest::{Number, local, member_of};
-use lamassu_vault::turns::{Need, Turns};
-use lamassu_vault::{EntryRef, FileSystem, Forest, KnownProfile, ProfileWalk, RekeyProgress, Rekeyed, VaultError};
+use lamassu_vault::turns::Need;
+use lamassu_vault::{KnownProfile, Rekeyed, VaultError};
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The work of a job.
 type Work = Box<dyn FnOnce(&Job) -> Result<Rekeyed> + Send>;
@@ -102,68 +100,15 @@ impl Served {
             // A vault that is open for a turn is not kept: the reference names what is to be changed.
             true => {
                 let entry = held.into_entry();
-                Box::new(move |job| in_turns(&entry, choice, below, job))
+                Box::new(move |job| {
+                    walks::in_turns((entry.fs(), member), None, job, |vault, walk| {
+                        Ok(vault.set_profile_in_turn(local(entry.ino()), choice, below, walk)?)
+                    })
+                })
             }
         };
         drop(turns);
         let started = Job::start(task, Box::new(pass_over), work)?;
         Ok(ProfileStarted { job: jobs.add(member, started), profile: named })
-    }
-}
-
-/// Changes profiles in turns of this host, one after the other. Each turn lasts until another host wants the vault, and
-/// makes some progress.
-fn in_turns(entry: &EntryRef<Arc<Forest>>, choice: Choice, below: bool, job: &Job) -> Result<Rekeyed> {
-    let forest = entry.fs();
-    let mut walk = ProfileWalk::default();
-    let gone = loop {
-        let Some(turn) = turns::hold(forest, entry.ino(), Need::CHANGE) else { break Ok(()) };
-        let progress = InTurn { job, turns: forest.turns(entry.ino()), has_done: AtomicBool::new(false) };
-        let gone = forest
-            .at(entry.ino())
-            .and_then(|vault| vault.set_profile_in_turn(local(entry.ino()), choice, below, (&mut walk, &progress)));
-        drop(turn);
-        match gone {
-            Ok(is_done) if is_done || job.is_cancelled() => break Ok(()),
-            Ok(_) => {}
-            Err(error) => break Err(error.into()),
-        }
-    };
-    walk.left().into_iter().for_each(|ino| forest.forget(ino, 1));
-    gone.map(|()| walk.done())
-}
-
-/// The progress of a job in a turn: it also stops when the turn is to end, once something was done.
-struct InTurn<'a> {
-    job: &'a Job,
-    turns: Option<Arc<Turns>>,
-    has_done: AtomicBool,
-}
-
-impl RekeyProgress for InTurn<'_> {
-    fn total(&self, bytes: u64) {
-        self.job.total(bytes);
-    }
-
-    fn advance(&self, bytes: u64) {
-        self.has_done.store(true, Ordering::Relaxed);
-        self.job.advance(bytes);
-    }
-
-    fn failed(&self, stored: &str, error: &VaultError) {
-        self.job.failed(stored, error);
-    }
-
-    fn passed_over(&self, stored: &str, why: &ProfileError) {
-        self.job.passed_over(stored, why);
-    }
-
-    fn dataset(&self, stored: &Path) -> lamassu_vault::Result<()> {
-        self.job.dataset(stored)
-    }
-
-    fn is_cancelled(&self) -> bool {
-        let is_to_end = || self.turns.as_ref().is_some_and(|turns| turns.is_to_end());
-        self.job.is_cancelled() || (self.has_done.load(Ordering::Relaxed) && is_to_end())
     }
 }

@@ -5,7 +5,7 @@
 use crate::control::counters::{Counted, Counters, FrontEnd};
 use crate::control::parcel::Channels;
 use crate::control::protocol::{Caller, Changed, Epochs, Parcel, Status, ZoneParcel, pid_namespace};
-use crate::job::{self, Job, Jobs, Task};
+use crate::job::{self, Asked, Job, Jobs, Task};
 use crate::keeper::Keeper;
 use crate::open::{Opened, Unsealed};
 use crate::rotation::{epochs, rotate};
@@ -294,25 +294,39 @@ impl Served {
         if let Some(number) = jobs.under_way(member, task)? {
             return Ok(number);
         }
-        let vault = self.forest.vault(member).ok_or(VaultError::KeyNotLoaded)?;
-        let place = self.keeper.place(member)?;
-        let header: VaultHeader = header_file::read(&place.file(name::HEADER))?;
-        let history = {
-            let kept = self.keeper.kept();
-            let kept = kept.get(&member).ok_or(VaultError::KeyNotLoaded)?;
-            kept.keys.history(&place.path(), &header)?
-        };
         // The dataset's present directory: it may have been moved. No keys are kept here: they go with the vault.
-        let keeper = self.keeper.clone();
+        let (keeper, forest) = (self.keeper.clone(), self.forest.clone());
         let reseal = move |_: &Job, stored: &Path| {
             let above = keeper.vault(member)?;
+            // The vault around it is held already.
+            let _turn = turns::hold_stored(&forest, (member, &above), stored, Need::CHANGE)?;
             let place = keeper.place(member)?.below(stored)?;
             let id = header_file::read::<VaultHeader>(&place.file(name::HEADER))?.id();
             let reseal = || reseal_parent_slot((&place, id), above.ring(), uid, &keeper.policy().witness());
             keeper.alone_with(id, reseal)
         };
-        let work = move |job: &Job| job::rekey(job, &vault, (history, place), (full, bytes_per_second, uid));
-        let started = Job::start(task, Box::new(reseal), work)?;
+        let asked = Asked { full, bytes_per_second, uid };
+        let keeper = self.keeper.clone();
+        let history = move || -> Result<_> {
+            let place = keeper.place(member)?;
+            let header: VaultHeader = header_file::read(&place.file(name::HEADER))?;
+            let kept = keeper.kept();
+            let keys = &kept.get(&member).ok_or(VaultError::KeyNotLoaded)?.keys;
+            Ok((keys.history(&place.path(), &header)?, place))
+        };
+        let started = match self.is_by_turns() {
+            true => {
+                let forest = self.forest.clone();
+                let work = move |job: &Job| job::rekey_in_turns(job, (&forest, member), history, asked);
+                Job::start(task, Box::new(reseal), work)?
+            }
+            false => {
+                let vault = self.forest.vault(member).ok_or(VaultError::KeyNotLoaded)?;
+                let history = history()?;
+                let work = move |job: &Job| job::rekey(job, &vault, history, asked);
+                Job::start(task, Box::new(reseal), work)?
+            }
+        };
         Ok(jobs.add(member, started))
     }
 

@@ -7,7 +7,7 @@
 mod hold;
 mod locks;
 
-pub(crate) use hold::{hold, hold_along, hold_shown};
+pub(crate) use hold::{hold, hold_along, hold_shown, hold_stored};
 
 use crate::anchors::Access;
 use crate::keeper::Keeper;

@@ -1,6 +1,7 @@
 //! From errors of the store to errors of the vault. The errno is kept wherever no variant says the same.
 
 use crate::VaultError;
+use lamassu_anchor::{AnchorError, ServerFault};
 use lamassu_store::StoreError;
 use std::io;
 
@@ -43,4 +44,21 @@ impl VaultError {
     pub fn is_of_policy(&self) -> bool {
         matches!(self, VaultError::Anchor(e) | VaultError::Store(StoreError::Anchor(e)) if e.is_of_policy())
     }
+
+    /// Whether the session at the anchor's server has ended, or the server does not answer: nothing is known of the
+    /// object that was asked about.
+    pub fn is_of_session(&self) -> bool {
+        let of_io = |error: &'_ io::Error| -> bool {
+            error.get_ref().and_then(|inner| inner.downcast_ref::<AnchorError>()).is_some_and(is_of_session)
+        };
+        match self {
+            VaultError::Anchor(error) | VaultError::Store(StoreError::Anchor(error)) => is_of_session(error),
+            VaultError::Io { source, .. } | VaultError::Store(StoreError::Io { source, .. }) => of_io(source),
+            _ => false,
+        }
+    }
+}
+
+fn is_of_session(error: &AnchorError) -> bool {
+    matches!(error, AnchorError::Server { fault: ServerFault::Unreachable { .. } | ServerFault::Ended, .. })
 }

@@ -10,6 +10,7 @@ use crate::error::errno;
 use crate::handles::{Handle, OpenFile, fresh_handle};
 use crate::inode::NodeTable;
 use crate::listing::{OpenDir, Snapshot};
+use crate::moved::Moved;
 use crate::{Access, HandleId, Ino, ROOT, Result, Vault, VaultError};
 use lamassu_anchor::row::Content;
 use lamassu_anchor::{EntryPlace, ObjectId, Token, Touched};
@@ -26,6 +27,8 @@ const DEPTH_MAX: usize = 1_000;
 pub struct Left {
     nodes: NodeTable,
     handles: LeftHandles,
+    /// For the walk over the tree that is under way.
+    moved: Option<Arc<Moved>>,
 }
 
 /// A handle that is opened again when it is used.
@@ -223,7 +226,8 @@ impl Vault {
             }
             left_handles.handles.insert(id, left);
         }
-        (Left { nodes: self.nodes.lock().take(), handles: LeftHandles::of(left_handles) }, done)
+        let (nodes, handles) = (self.nodes.lock().take(), LeftHandles::of(left_handles));
+        (Left { nodes, handles, moved: self.moved.take() }, done)
     }
 
     /// Continues with what an earlier vault over the same tree left. `touched`: what others have changed since; `None`:
@@ -232,13 +236,14 @@ impl Vault {
     /// # Errors
     /// Those of the anchor; then nothing was taken over.
     pub fn take_up(&self, left: Left, touched: Option<&Touched>) -> std::result::Result<(), (Box<Left>, VaultError)> {
-        let Left { nodes, handles } = left;
+        let Left { nodes, handles, moved } = left;
         let own = std::mem::replace(&mut *self.nodes.lock(), nodes);
         if let Err(error) = self.find_again(touched) {
             let nodes = std::mem::replace(&mut *self.nodes.lock(), own);
-            return Err((Box::new(Left { nodes, handles }), error));
+            return Err((Box::new(Left { nodes, handles, moved }), error));
         }
         self.left.replace(handles);
+        self.moved.take_over(moved, touched);
         Ok(())
     }
 

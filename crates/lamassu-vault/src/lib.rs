@@ -25,7 +25,7 @@
 //! | `turns`, `left`, `locks` | turns of several hosts: waiting requests; numbers and handles from turn to turn; locks of programs (`docs/sharing.md`) |
 //! | `gate`, `upkeep` | how `freeze` and `close` wait for changes; work in the background |
 //! | `event` | integrity events: counted, logged, delivered |
-//! | `walk`, `regions`, `check`, `rekey` | walks over the whole tree: sizes, datasets; verify and repair; re-keying |
+//! | `walk`, `regions`, `check`, `rekey`, `moved` | walks over the whole tree: sizes, datasets; verify and repair; re-keying; what is moved meanwhile |
 //! | `scrub` | the whole store against the anchor, without keys |
 //! | `detached` | files outside the vault's directory, each by itself: sealed and opened as a stream |
 //! | `dataset`, `forest` | directories that are vaults of their own; several vaults as one file system |
@@ -44,7 +44,8 @@
 //! 8. `Vault::workshop`, or `Anchored::attrs_locks`: the attributes of one node
 //! 9. `Vault::settling`: one pass of commits and barriers. Never taken by a thread that holds `tree`
 //! 10. the lock of a `lamassu_store::File`, and of the records in `root` and `session`
-//! 11. `Vault::nodes`, then the cache in `dirs`
+//! 11. what a walk over the tree was told (`moved`)
+//! 12. `Vault::nodes`, then the cache in `dirs`
 //!
 //! All others (tables of files and handles, `unsynced`, `shut`, `overfull`, …) are held for one access, and no other
 //! lock is taken under them, except that of `room`, which is taken under any.
@@ -71,6 +72,7 @@ mod inode;
 mod left;
 mod listing;
 pub mod locks;
+mod moved;
 mod nameless;
 mod names;
 mod open;
@@ -109,7 +111,7 @@ pub use left::Left;
 pub use options::{Freshness, Options};
 pub use reference::{EntryRef, OpenEntry, each_name, read_full, write_all};
 pub use regions::{Region, datasets_below, has_dataset, regions, stored_bytes};
-pub use rekey::{KnownProfile, ProfileWalk, Rekey, RekeyProgress, Rekeyed};
+pub use rekey::{KnownProfile, Rekey, RekeyProgress, Rekeyed, Walk};
 pub use root::create_root_record;
 pub use session::{
     accept_sessions, copy_sessions, has_interrupted_sessions, last_session, shown_ranges, verify_sessions,
@@ -188,8 +190,8 @@ pub struct Vault {
     root_permissions: Arc<root::RootPermissions>,
     /// One re-keying at a time.
     rekeying: Mutex<()>,
-    /// Count of renames and links: a walk over the tree may have missed entries if it has changed.
-    moves: AtomicU64,
+    /// What is moved while a walk over the tree is under way.
+    moved: moved::Watching,
     unsynced: settle::Unsynced,
     /// How many barriers of the whole store have failed.
     barriers_failed: AtomicU64,
@@ -298,7 +300,7 @@ impl Vault {
             anchored,
             root_permissions,
             rekeying: Mutex::new(()),
-            moves: AtomicU64::new(0),
+            moved: moved::Watching::default(),
             unsynced: settle::Unsynced::default(),
             barriers_failed: AtomicU64::new(0),
             written: AtomicU64::new(0),

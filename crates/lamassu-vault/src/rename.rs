@@ -74,7 +74,6 @@ impl Vault {
 
     fn rename_once(&self, from: (Ino, &OsStr), to: (Ino, &OsStr), mode: RenameMode) -> Result<()> {
         let _pass = self.change()?;
-        self.moves.fetch_add(1, std::sync::atomic::Ordering::AcqRel);
         for tried in 0..TRIES_MAX {
             match self.try_rename(from, to, mode)? {
                 None => return Ok(()),
@@ -110,6 +109,13 @@ impl Vault {
         }
         if to.is_in_the_way {
             self.move_to_lost(&to.dir, &to.stored.name)?;
+        }
+        // Under the lock: whoever looks at these places waits for the outcome.
+        let back = (mode == RenameMode::Exchange).then_some((&to, &from));
+        for (end, place) in [(&from, &to)].into_iter().chain(back) {
+            if let Some(st) = &end.st {
+                self.note_moved(place.place(), end.object, st);
+            }
         }
         match mode {
             RenameMode::Exchange => self.exchange(&from, &to),

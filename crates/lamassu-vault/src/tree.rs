@@ -345,7 +345,6 @@ impl Vault {
     /// As [`Vault::create`]; `EPERM` for a directory, [`VaultError::Stale`] for a file without a name.
     pub fn link(&self, ino: Ino, parent: Ino, name: &OsStr) -> Result<Entry> {
         self.make(parent, name, |dir, stored| {
-            self.moves.fetch_add(1, std::sync::atomic::Ordering::AcqRel);
             let (from, from_name, st) = self.place(ino)?;
             staging::is_directory("link", st.kind)?;
             if let Some(rest) = symlink::rest_of(&self.ctx.ring, &*from.handle, &from_name, &st)
@@ -356,6 +355,8 @@ impl Vault {
             let held = hold(&from, &from_name, &st).map_err(io("link"))?;
             self.must_be_its_own_entry(ino, (&from, &from_name), &st)?;
             let object = self.nodes.lock().object(ino);
+            // Under the lock of the directory's names: whoever looks there waits for the outcome.
+            self.note_moved((dir.ino, &stored.name), object, &st);
             self.create_with(dir, stored, || held.link(&*dir.handle, &stored.name).map_err(io("link")))?;
             self.record_link(dir, stored, object)?;
             // The node must have this name before a lookup can find it there.

@@ -101,7 +101,7 @@ codes! {
         "put the newest anchor, or an export of it, back (`lamassu anchor import`); if there is none, `lamassu anchor \
          accept DIR` goes on with this one, and `lamassu check DIR` names what it does not know",
     AnchorServerDown = 66:
-        "is the server up, and this host connected to it? The vault is as it was; --anchor none reads it unverified",
+        "is the server up, and this host connected to it? The vault is whole; --anchor none reads it unverified",
     AnchorServerUntrusted = 67:
         "`lamassu-server enrol` at the server prints a token; `lamassu host join` here takes it",
     AnchorServerRefuses = 68:

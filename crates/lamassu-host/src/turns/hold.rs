@@ -3,7 +3,7 @@
 use crate::Result;
 use lamassu_vault::forest::{Number, member_of, root_of};
 use lamassu_vault::turns::{Need, Turns, Use};
-use lamassu_vault::{EntryRef, FileSystem, Forest, Ino};
+use lamassu_vault::{EntryRef, FileSystem, Forest, Ino, Vault};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
 
@@ -48,4 +48,22 @@ pub(crate) fn hold_along(forest: &Arc<Forest>, member: Number, path: &Path, need
         }
     }
     Ok(held)
+}
+
+/// Holds the dataset at a path in the store of `above`, which the caller holds.
+///
+/// # Errors
+/// Those of finding it.
+pub(crate) fn hold_stored(
+    forest: &Arc<Forest>,
+    (member, above): (Number, &Vault),
+    stored: &Path,
+    need: Need,
+) -> Result<Option<Use>> {
+    if !forest.is_by_turns() {
+        return Ok(None);
+    }
+    let plain = above.plain_path(stored)?;
+    let entry = EntryRef::new(forest.clone(), forest.resolve_from(member, plain.as_os_str())?);
+    Ok(hold(forest, entry.ino(), need))
 }

@@ -257,6 +257,33 @@ fn hosts_share_datasets_as_they_share_the_vault() {
     unmounted_and_checked(&lab, &hosts);
 }
 
+/// Re-keying a vault seals the slots anew by which it opens its datasets, in turns of those.
+#[test]
+fn a_vault_with_datasets_is_rekeyed_while_hosts_use_them() {
+    let lab = Lab::new();
+    let hosts = shared(&lab);
+    let [a, b, c] = hosts;
+    a.run("dataset create m-a/p").ok();
+    a.run("dataset create m-a/p/q").ok();
+    b.write("p/f", "inside").unwrap();
+    c.write("p/q/g", "deep").unwrap();
+    a.run("key rotate --outer m-a").ok();
+    b.run("key rotate --outer m-b/p").ok();
+    // The host that re-keys has not used the inner one.
+    c.run("rekey --outer m-c").ok();
+    a.run("rekey --full m-a/p").ok();
+    for host in hosts {
+        assert_eq!(fs::read_to_string(host.file("p/f")).unwrap(), "inside");
+        assert_eq!(fs::read_to_string(host.file("p/q/g")).unwrap(), "deep");
+    }
+    hosts.iter().for_each(|host| drop(host.umount().ok()));
+    lab.wait_until_free();
+    a.run("key retire --outer 1 store/v").ok();
+    a.run(&format!("key retire --outer 1 {}", the_dataset_in(&lab, "store/v"))).ok();
+    b.run("check store/v").ok();
+    assert_eq!(b.run("cat store/v p/q/g").ok().out, "deep");
+}
+
 /// A host that has one dataset and stands still is in nobody's way elsewhere.
 #[test]
 fn hosts_in_different_datasets_do_not_wait_for_each_other() {

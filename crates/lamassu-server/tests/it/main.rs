@@ -19,6 +19,7 @@ mod operations;
 mod outages;
 mod permissions;
 mod policy;
+mod rekey;
 mod replays;
 mod rotation;
 mod service;

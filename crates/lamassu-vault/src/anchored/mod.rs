@@ -40,6 +40,7 @@ pub(crate) use recover::MovesLeft;
 pub(crate) use take::shown as shown_attrs;
 pub(crate) use trees::TreeFiles;
 
+use crate::dirs::Dir;
 use crate::event::{IntegrityEvent, IntegrityKind, place_of};
 use crate::handles::OpenFile;
 use crate::{Ino, Result, Vault, VaultError};
@@ -148,6 +149,23 @@ impl Vault {
         let Some(anchored) = &self.anchored else { return Ok(None) };
         let object = self.nodes.lock().object(ino);
         Ok(Some(anchored.anchor.row(object)?))
+    }
+
+    /// The same for an object.
+    ///
+    /// # Errors
+    /// As [`Vault::row_of`].
+    pub(crate) fn row_of_object(&self, object: ObjectId) -> Result<Option<Row>> {
+        self.anchored.as_ref().map(|anchored| Ok(anchored.anchor.row(object)?)).transpose()
+    }
+
+    /// The object that the anchor has at a place; `None` also in a vault without an anchor.
+    ///
+    /// # Errors
+    /// As [`Vault::row_of`].
+    pub(crate) fn object_if_recorded(&self, dir: &Dir, stored: &OsStr) -> Result<Option<ObjectId>> {
+        let Some(anchored) = &self.anchored else { return Ok(None) };
+        Ok(anchored.anchor.entry(&anchored.place(dir.object, stored))?.map(|entry| entry.object))
     }
 
     /// The object of a node, if the anchor has a name for it.

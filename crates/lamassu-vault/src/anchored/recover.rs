@@ -406,23 +406,42 @@ impl Vault {
 
     /// Lets the node of a file have all its names. Each directory is listed once.
     pub(super) fn meet_all_names(&self, anchored: &Anchored, object: ObjectId) -> Result<()> {
-        let mut names: BTreeMap<ObjectId, HashSet<Token>> = BTreeMap::new();
-        for place in anchored.anchor.names_of(object)? {
-            names.entry(place.dir).or_default().insert(place.name);
-        }
-        for (dir, names) in names {
-            let row = if dir == ObjectId::ROOT { None } else { Some(anchored.anchor.row(dir)?) };
-            let parent = match row.map(|row| row.content) {
-                None => crate::ROOT,
-                Some(Content::Dir { parent, name, .. }) => self.reach(anchored, EntryPlace { dir: parent, name })?,
-                Some(_) => return Err(VaultError::NotDirectory),
-            };
-            let met = self.met_in(anchored, parent, dir, &names);
-            if parent != crate::ROOT {
-                self.forget(parent, 1);
-            }
-            met?.into_iter().for_each(|ino| self.forget(ino, 1));
+        for (dir, names) in by_directory(anchored.anchor.names_of(object)?) {
+            self.nodes_in(anchored, dir, &names)?.into_iter().for_each(|ino| self.forget(ino, 1));
         }
         Ok(())
     }
+
+    /// The nodes of what is recorded at places, each with a reference. Places that cannot be reached are left out.
+    pub(crate) fn nodes_at(
+        &self,
+        anchored: &Anchored,
+        places: impl IntoIterator<Item = EntryPlace>,
+    ) -> Vec<crate::Ino> {
+        let in_dir = |(dir, names)| self.nodes_in(anchored, dir, &names).unwrap_or_default();
+        by_directory(places).into_iter().flat_map(in_dir).collect()
+    }
+
+    /// The nodes of entries of a directory, each with a reference.
+    fn nodes_in(&self, anchored: &Anchored, dir: ObjectId, names: &HashSet<Token>) -> Result<Vec<crate::Ino>> {
+        let row = if dir == ObjectId::ROOT { None } else { Some(anchored.anchor.row(dir)?) };
+        let parent = match row.map(|row| row.content) {
+            None => crate::ROOT,
+            Some(Content::Dir { parent, name, .. }) => self.reach(anchored, EntryPlace { dir: parent, name })?,
+            Some(_) => return Err(VaultError::NotDirectory),
+        };
+        let met = self.met_in(anchored, parent, dir, names);
+        if parent != crate::ROOT {
+            self.forget(parent, 1);
+        }
+        met
+    }
+}
+
+fn by_directory(places: impl IntoIterator<Item = EntryPlace>) -> BTreeMap<ObjectId, HashSet<Token>> {
+    let mut names: BTreeMap<ObjectId, HashSet<Token>> = BTreeMap::new();
+    for place in places {
+        names.entry(place.dir).or_default().insert(place.name);
+    }
+    names
 }

@@ -73,7 +73,7 @@ pub fn root_of(member: Number) -> Ino {
 }
 
 /// A vault's number as a number of the whole.
-fn global(member: Number, number: u64) -> u64 {
+pub fn global(member: Number, number: u64) -> u64 {
     number & !MASK | u64::from(member) << SHIFT
 }
 

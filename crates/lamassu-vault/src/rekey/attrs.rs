@@ -51,7 +51,7 @@ impl RekeyRun<'_> {
                 Todo::Remove => self.change(ino, &target, st.mode, &mut attrs, (&attr, None)),
                 Todo::Reseal { newest, sealed } => {
                     self.change(ino, &target, st.mode, &mut attrs, (&newest, Some(&sealed)))?;
-                    self.done.attributes += 1;
+                    self.walk.done.attributes += 1;
                     match newest == attr {
                         true => Ok(()),
                         false => self.change(ino, &target, st.mode, &mut attrs, (&attr, None)),

@@ -10,7 +10,7 @@ use crate::inode::StoreId;
 use crate::stored::replace;
 use crate::symlink::{self, StoredTarget};
 use crate::{Ino, Result, Vault, VaultError};
-use lamassu_anchor::{Digest, SealedPart};
+use lamassu_anchor::{Digest, ObjectId, SealedPart};
 use lamassu_store::BackendDir;
 use lamassu_store::backend::{SetTime, Stat};
 use std::collections::{HashMap, HashSet};
@@ -27,6 +27,19 @@ pub(super) struct StagedLink {
     old: Digest,
 }
 
+/// A new link for all names of an old one.
+struct NewLink {
+    /// The old one.
+    id: StoreId,
+    nlink: u64,
+    object: ObjectId,
+    /// Its name in the staging directory.
+    temp: OsString,
+    target: StoredTarget,
+    /// Of the target that it replaces.
+    old: Digest,
+}
+
 /// Links with several names, as the walk finds them. Holds a reference to each parent.
 #[derive(Default)]
 pub(super) struct LinkGroups {
@@ -34,17 +47,18 @@ pub(super) struct LinkGroups {
 }
 
 impl LinkGroups {
-    pub fn add(&mut self, vault: &Vault, id: StoreId, parent: Ino, name: &OsStr) {
-        // A directory that was moved meanwhile may be visited again.
-        if self.names.entry(id).or_default().insert((parent, name.to_owned())) {
+    /// False: it was known, since the directory is visited again.
+    pub fn add(&mut self, vault: &Vault, id: StoreId, parent: Ino, name: &OsStr) -> bool {
+        let is_new = self.names.entry(id).or_default().insert((parent, name.to_owned()));
+        if is_new {
             vault.nodes.lock().add_reference(parent);
         }
+        is_new
     }
 
-    pub fn forget(&mut self, vault: &Vault) {
-        for (parent, _) in self.names.drain().flat_map(|(_, names)| names) {
-            vault.forget(parent, 1);
-        }
+    /// Takes all names; returns the references.
+    pub fn take(&mut self) -> Vec<Ino> {
+        self.names.drain().flat_map(|(_, names)| names).map(|(parent, _)| parent).collect()
     }
 }
 
@@ -100,7 +114,7 @@ impl RekeyRun<'_> {
         let _tree = vault.tree.write();
         let (dir, name, st) = vault.place(link.ino)?;
         if !link.id.is_of(&st) || st.nlink > 1 {
-            return Ok(()); // it got another name meanwhile: the next walk finds it
+            return Ok(()); // it got another name meanwhile, which is noted
         }
         let object = vault.object_at(&dir, &name)?;
         let digests = (link.old, link.target.digest());
@@ -111,7 +125,7 @@ impl RekeyRun<'_> {
         if let Some(rest) = old {
             remove_rest(&dir, &rest);
         }
-        self.done.links += 1;
+        self.walk.done.links += 1;
         Ok(())
     }
 
@@ -139,80 +153,131 @@ impl RekeyRun<'_> {
         self.vault.unsynced.add(StoreId::from(new));
     }
 
-    /// Links with several names, after the walk has found them all.
+    /// Links with several names, after the walk has found them all. What an interruption leaves, stays in the list.
     pub(super) fn relink_groups(&mut self) -> Result<()> {
-        let groups: Vec<_> =
-            self.groups.names.iter().map(|(id, names)| (*id, names.iter().cloned().collect::<Vec<_>>())).collect();
-        for (id, names) in groups {
-            if self.progress.is_cancelled() {
-                break;
+        let all: Vec<StoreId> = self.walk.groups.names.keys().copied().collect();
+        for id in all {
+            if self.is_cancelled() {
+                return Ok(());
             }
-            let Some((parent, _)) = names.first() else { continue };
-            let (parent, relinked) = (*parent, self.relink(id, &names));
-            self.note(parent, relinked)?;
+            let Some(names) = self.walk.groups.names.get(&id) else { continue };
+            let names: Vec<_> = names.iter().cloned().collect();
+            let relinked = self.relink(id, &names);
+            let at = names.first().map_or(crate::ROOT, |(parent, _)| *parent);
+            self.note(at, relinked)?;
+            let known = self.walk.groups.names.remove(&id).into_iter().flatten();
+            known.for_each(|(parent, _)| self.vault.forget(parent, 1));
+            self.progress.advance(0);
         }
         Ok(())
     }
 
     fn relink(&mut self, id: StoreId, names: &[(Ino, OsString)]) -> Result<()> {
         let vault = self.vault;
-        let Some((first, name)) = names.first() else { return Ok(()) };
-        let (target, old, object, st) = {
+        let found = {
             let _tree = vault.tree.read();
-            let dir = vault.dir(*first)?;
-            let st = dir.handle.stat_entry(name).map_err(io("stat"))?;
-            match self.fresh_target(&dir, name)? {
-                Some((target, old)) if id.is_of(&st) => (target, old, vault.object_at(&dir, name)?, st),
-                Some(_) | None => return Ok(()),
+            let places = self.places_of(id, names)?;
+            match places.first() {
+                Some((dir, name, st)) => {
+                    let object = vault.object_at(dir, name)?;
+                    self.fresh_target(dir, name)?.map(|fresh| (fresh, object, *st))
+                }
+                None => None, // all were moved, which is noted, or removed
             }
         };
+        let Some(((target, old), object, st)) = found else { return Ok(()) };
         let temp = self.make_link(&target, &st)?;
+        let new = NewLink { id, nlink: st.nlink, object, temp, target, old };
+        if self.exchange_all(&new, names, false)? {
+            return Ok(());
+        }
+        // It got another name, perhaps on another host. Its node, and with it the directories, stay for so long.
+        let Some(anchored) = &vault.anchored else { return Ok(()) };
+        let held = vault.nodes_at(anchored, anchored.anchor.names_of(object)?);
+        let links: Vec<_> = {
+            let nodes = vault.nodes.lock();
+            held.iter().flat_map(|ino| nodes.links(*ino)).map(|link| (link.parent, OsString::from(link.name))).collect()
+        };
+        let all: HashSet<_> = links.into_iter().collect();
+        let done = self.exchange_all(&new, &all.into_iter().collect::<Vec<_>>(), true);
+        held.into_iter().for_each(|ino| vault.forget(ino, 1));
+        done.map(drop)
+    }
+
+    /// Puts a new link in the place of the old one under all names. False: these are not all, and nothing was changed.
+    fn exchange_all(&mut self, new: &NewLink, names: &[(Ino, OsString)], must_be_all: bool) -> Result<bool> {
+        let vault = self.vault;
         let (staged, spare) = self.batch.place(vault)?;
         let _pass = vault.change()?;
         vault.sync_store()?;
         let _tree = vault.tree.write();
+        let places = self.places_of(new.id, names)?;
+        let stored = || {
+            places.first().map(|(dir, name, _)| vault.path_in(dir.ino, name).display().to_string()).unwrap_or_default()
+        };
+        match vault.row_of_object(new.object)? {
+            // A name that kept the old link would be called stale.
+            Some(row) if row.links != self.recorded_of(new.object, &places)? => {
+                return match must_be_all {
+                    true => Err(vault.outdated_as(IntegrityKind::Missing, "entry", stored())),
+                    false => Ok(false),
+                };
+            }
+            None if (places.len() as u64) < new.nlink && self.walk.has_moves() => self.walk.falls_short(),
+            Some(_) | None => {}
+        }
+        let digests = (new.old, new.target.digest());
+        // All names at once: each shows the old target or the new one.
+        let step = || self.put_all(new.id, &places, &new.target, (&*staged, &new.temp, &spare));
+        let olds = vault.replacing(new.object, SealedPart::Content, digests, &stored, step)?;
+        let made = staged.stat_entry(&new.temp).map_err(io("stat"))?;
+        staged.unlink(&new.temp).map_err(io("unlink"))?;
+        if !places.is_empty() {
+            self.exchanged(new.id, &made);
+            olds.iter().for_each(|(dir, rest)| remove_rest(dir, rest));
+            self.walk.done.links += 1;
+        }
+        Ok(true)
+    }
+
+    /// Those of the names that lead to a link. The caller holds the tree lock.
+    fn places_of(&self, id: StoreId, names: &[(Ino, OsString)]) -> Result<Vec<(Arc<Dir>, OsString, Stat)>> {
         let mut places = Vec::new();
         for (parent, name) in names {
-            let dir = match vault.dir(*parent) {
+            let dir = match self.vault.dir(*parent) {
                 Err(VaultError::Stale) => continue,
                 other => other?,
             };
             match dir.handle.stat_entry(name) {
-                Ok(st) if id.is_of(&st) => places.push((dir, name)),
+                Ok(st) if id.is_of(&st) => places.push((dir, name.clone(), st)),
                 Ok(_) => {}
                 Err(e) if is_not_found(&e) => {}
                 Err(e) => return Err(io("stat")(e)),
             }
         }
-        let digests = (old, target.digest());
-        let stored = || vault.path_in(*first, name).display().to_string();
-        // All names at once: each shows the old target or the new one.
-        let step = || self.put_all(id, &places, &target, (&*staged, &temp, &spare));
-        let olds = vault.replacing(object, SealedPart::Content, digests, &stored, step)?;
-        let new = staged.stat_entry(&temp).map_err(io("stat"))?;
-        staged.unlink(&temp).map_err(io("unlink"))?;
-        if places.is_empty() {
-            return Ok(());
-        }
-        self.exchanged(id, &new);
-        olds.iter().for_each(|(dir, rest)| remove_rest(dir, rest));
-        self.done.links += 1;
-        Ok(())
+        Ok(places)
     }
-}
 
-impl RekeyRun<'_> {
+    /// How many of the places the anchor has for an object. A removed name stays in the store for a moment.
+    fn recorded_of(&self, object: ObjectId, places: &[(Arc<Dir>, OsString, Stat)]) -> Result<u64> {
+        let mut count = 0;
+        for (dir, name, _) in places {
+            count += u64::from(self.vault.object_if_recorded(dir, name)? == Some(object));
+        }
+        Ok(count)
+    }
+
     /// Puts a new link, staged under a name, in all places of an old one. Returns the rests of the old one, by their
     /// directories.
     fn put_all(
         &self,
         old: StoreId,
-        places: &[(Arc<Dir>, &OsString)],
+        places: &[(Arc<Dir>, OsString, Stat)],
         target: &StoredTarget,
         (staged, temp, spare): (&dyn BackendDir, &OsStr, &OsStr),
     ) -> Result<Vec<(Arc<Dir>, OsString)>> {
         let mut olds = Vec::new();
-        for (dir, name) in places {
+        for (dir, name, _) in places {
             // Not if another link is there by now: that link needs its rest.
             if !old.is_of(&dir.handle.stat_entry(name).map_err(io("stat"))?) {
                 continue;

@@ -7,41 +7,39 @@
 //!
 //! In an anchored vault, entries that the anchor has and the store does not show are named, and count as failed.
 //!
-//! An entry may be moved from a directory that the walk has not reached to one that it has left. So the walk is
-//! repeated if anything was renamed meanwhile.
+//! An entry may be moved from a directory that the walk has not reached to one that it has left. So whatever is moved
+//! meanwhile is looked at again (`crate::moved`). The walk itself, which can be interrupted, is in `walk`.
 
 mod attrs;
 mod links;
 mod profile;
 mod records;
+mod walk;
 
 use crate::error::{io, is_not_found};
 use crate::event::IntegrityKind;
 use crate::inode::StoreId;
 use crate::regions::bytes_of;
 use crate::target::hold;
-use crate::walk::{Ahead, Met, is_entry, walk};
+use crate::walk::{Ahead, Met, is_entry};
 use crate::{Ino, Kind, ROOT, Result, Vault, VaultError};
 use lamassu_anchor::ObjectId;
+use lamassu_anchor::table::Standing;
 use lamassu_format::PageNo;
 use lamassu_format::header::NameMode;
 use lamassu_format::profile::{Choice, ProfileError};
 use lamassu_store::BackendDir;
 use lamassu_store::backend::Stat;
-use links::LinkGroups;
 use records::Batch;
-use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 pub use lamassu_store::file::Rekey;
-pub use profile::{KnownProfile, ProfileWalk};
+pub use profile::KnownProfile;
+pub use walk::Walk;
 
-/// Most walks over a tree in which entries keep being renamed.
-const WALKS_MAX: usize = 5;
 const UNDER_WAY: VaultError = VaultError::Refused("the vault is being re-keyed, or profiles in it are being changed");
 /// How long a throttled run sleeps before it checks whether it was cancelled.
 const NAP: Duration = Duration::from_millis(50);
@@ -81,8 +79,8 @@ pub struct Rekeyed {
     pub written: u64,
     /// Objects that could not be re-keyed: they are damaged, or the store failed.
     pub failed: u64,
-    /// Whether the whole tree was walked. False if the run was cancelled, or the tree changed faster than it could be
-    /// walked: run it again.
+    /// Whether everything in the tree was reached: when the run ended, only objects that failed were left under older
+    /// keys. False if the run was cancelled, or the tree changed faster than it could be walked: run it again.
     pub complete: bool,
 }
 
@@ -92,7 +90,7 @@ impl Rekeyed {
     }
 }
 
-/// A re-keying under way.
+/// A re-keying under way, in a vault that is open.
 struct RekeyRun<'a> {
     vault: &'a Vault,
     work: Rekey,
@@ -100,36 +98,23 @@ struct RekeyRun<'a> {
     choice: Option<Choice>,
     bytes_per_second: Option<u64>,
     progress: &'a dyn RekeyProgress,
-    started: Instant,
-    done: Rekeyed,
-    /// Files with several names that were seen in this walk.
-    seen: HashSet<StoreId>,
-    groups: LinkGroups,
+    walk: &'a mut Walk,
     batch: Batch,
-    /// It was cancelled before it was complete.
+    /// It was interrupted before it was complete.
     is_cut: bool,
-    /// the finished files of the directory in which a walk was interrupted
-    files: HashSet<ObjectId>,
-    /// the file in which it was interrupted, and the page to continue with
-    half: Option<(ObjectId, PageNo)>,
 }
 
 impl<'a> RekeyRun<'a> {
-    fn new(vault: &'a Vault, work: Rekey, progress: &'a dyn RekeyProgress) -> RekeyRun<'a> {
+    fn new(vault: &'a Vault, work: Rekey, walk: &'a mut Walk, progress: &'a dyn RekeyProgress) -> RekeyRun<'a> {
         RekeyRun {
             vault,
             work,
             choice: None,
             bytes_per_second: None,
             progress,
-            started: Instant::now(),
-            done: Rekeyed::default(),
-            seen: HashSet::new(),
-            groups: LinkGroups::default(),
+            walk,
             batch: Batch::default(),
             is_cut: false,
-            files: HashSet::new(),
-            half: None,
         }
     }
 
@@ -148,63 +133,41 @@ impl Vault {
     /// [`VaultError::ReadOnly`]; [`VaultError::Refused`] if one is under way; those of the store if the whole run
     /// fails. Failures of single objects are counted.
     pub fn rekey(&self, work: Rekey, bytes_per_second: Option<u64>, progress: &dyn RekeyProgress) -> Result<Rekeyed> {
+        let mut walk = Walk::with_total();
+        let gone = self.rekey_in_turn((work, bytes_per_second), (&mut walk, progress));
+        walk.end().into_iter().for_each(|ino| self.forget(ino, 1));
+        gone.map(|_| walk.done())
+    }
+
+    /// The same in turns, for a vault that several hosts share: continues a walk until `progress` cancels it. True: it
+    /// has ended. What is done then is durable. After an error, the walk may be continued in another turn.
+    ///
+    /// # Errors
+    /// As [`Vault::rekey`].
+    pub fn rekey_in_turn(
+        &self,
+        (work, bytes_per_second): (Rekey, Option<u64>),
+        (walk, progress): (&mut Walk, &dyn RekeyProgress),
+    ) -> Result<bool> {
         drop(self.change()?);
         let _one = self.rekeying.try_lock().ok_or(UNDER_WAY)?;
-        let mut run = RekeyRun { bytes_per_second, ..RekeyRun::new(self, work, progress) };
-        run.walks()?;
-        // Everything written must be durable before the caller learns that the old keys are no longer needed.
-        let _pass = self.change()?;
-        self.book.reseal()?;
-        self.root_permissions.reseal()?;
-        self.settle_all()?;
-        self.sync_store()?;
-        Ok(run.done)
+        let mut run = RekeyRun { bytes_per_second, ..RekeyRun::new(self, work, walk, progress) };
+        let gone = run.rounds(ROOT);
+        let is_cut = run.is_cut;
+        let done = gone.and_then(|()| {
+            // Everything written must be durable before the caller learns that the old keys are no longer needed.
+            let _pass = self.change()?;
+            self.book.reseal()?;
+            self.root_permissions.reseal()?;
+            self.settle_all()?;
+            self.sync_store()
+        });
+        walk.ended_with(&done);
+        done.map(|()| !is_cut)
     }
 }
 
 impl RekeyRun<'_> {
-    fn walks(&mut self) -> Result<()> {
-        for _ in 0..WALKS_MAX {
-            let (moves, changed) = (self.vault.moves.load(Ordering::Acquire), self.done.changed());
-            let newest = self.vault.ring().newest();
-            self.done.failed = 0;
-            self.seen.clear();
-            self.progress.total(self.bytes_ahead(self.vault.dirs.root().handle.clone())?);
-            let mut todo = vec![ROOT];
-            let walked = self.walk(&mut todo);
-            todo.into_iter().for_each(|ino| self.leave(ino));
-            let quiet = self.vault.moves.load(Ordering::Acquire) == moves;
-            let finished = walked.and_then(|()| self.flush()).and_then(|()| self.relink_groups());
-            self.groups.forget(self.vault);
-            self.batch.clear(self.vault);
-            finished?;
-            if self.progress.is_cancelled() {
-                return Ok(());
-            }
-            // After a rotation in the middle, objects done before it are under the epoch that was the newest then.
-            if self.vault.ring().newest() == newest && (quiet || self.done.changed() == changed) {
-                self.done.complete = true;
-                return Ok(());
-            }
-        }
-        Ok(())
-    }
-
-    /// Visits directories until none is left; each but the root holds a reference.
-    fn walk(&mut self, todo: &mut Vec<Ino>) -> Result<()> {
-        while let Some(ino) = todo.pop() {
-            if self.progress.is_cancelled() {
-                self.leave(ino);
-                return Ok(());
-            }
-            let visited = self.directory(ino, todo);
-            let kept = self.note(ino, visited);
-            self.leave(ino);
-            kept?;
-        }
-        Ok(())
-    }
-
     fn leave(&self, ino: Ino) {
         if ino != ROOT {
             self.vault.forget(ino, 1);
@@ -223,12 +186,19 @@ impl RekeyRun<'_> {
                 Ok(())
             }
             Err(VaultError::ReadOnly) => Err(VaultError::ReadOnly),
+            // Then nothing can be said about the object.
+            Err(error) if error.is_of_session() || !self.is_valid() => Err(error),
             Err(error) => {
-                self.done.failed += 1;
+                self.walk.done.failed += 1;
                 self.progress.failed(&self.vault.tag(ino), &error);
                 Ok(())
             }
         }
+    }
+
+    /// Whether what the anchor says counts now.
+    fn is_valid(&self) -> bool {
+        self.vault.anchored.as_ref().is_none_or(|anchored| anchored.anchor.standing() == Standing::Good)
     }
 
     fn directory(&mut self, ino: Ino, todo: &mut Vec<Ino>) -> Result<()> {
@@ -239,13 +209,11 @@ impl RekeyRun<'_> {
             let resealed = vault.change().and_then(|_pass| self.progress.dataset(&stored));
             return self.note(ino, resealed);
         }
-        if vault.name_mode == NameMode::Encrypted {
-            let staged = self.stage_record(ino);
-            self.note(ino, staged)?;
-        }
-        if self.choice.is_none() {
-            let resealed = self.attributes(ino);
-            self.note(ino, resealed)?;
+        // Not again when an interrupted walk continues in the middle of it.
+        let object = self.object(ino);
+        if object.is_none_or(|object| !self.walk.finished.contains(&object)) {
+            self.itself(ino)?;
+            self.walk.finished.extend(object);
         }
         let (entries, withheld) = vault.listed(ino)?;
         for object in withheld {
@@ -270,7 +238,7 @@ impl RekeyRun<'_> {
                 todo.push(child);
                 continue;
             }
-            let done = self.leaf(child, ino, &entry.name, &st);
+            let done = self.leaf_once(child, ino, &entry.name, &st);
             let done = self.note(child, done);
             vault.forget(child, 1);
             done?;
@@ -281,12 +249,28 @@ impl RekeyRun<'_> {
         Ok(())
     }
 
+    /// The record and the attributes of a directory.
+    fn itself(&mut self, ino: Ino) -> Result<()> {
+        if self.vault.name_mode == NameMode::Encrypted {
+            let staged = self.stage_record(ino);
+            self.note(ino, staged)?;
+        }
+        if self.choice.is_none() {
+            let resealed = self.attributes(ino);
+            self.note(ino, resealed)?;
+        }
+        Ok(())
+    }
+
     /// An object that the store does not show stays under its old keys, and the store may show it again when they are
     /// gone: so it counts as failed. Its name is unknown, since there is only a token.
     fn withheld(&mut self, at: Ino, object: ObjectId) {
+        if !self.walk.missing.insert(object) {
+            return;
+        }
         let at = self.vault.tag(at);
         self.vault.outdated_as(IntegrityKind::Missing, "entry", at.clone());
-        self.done.failed += 1;
+        self.walk.done.failed += 1;
         let error = VaultError::Outdated { what: "entry", stored: format!("object {object} of the anchor") };
         self.progress.failed(&at, &error);
     }
@@ -307,30 +291,48 @@ impl RekeyRun<'_> {
         }
     }
 
+    /// Anything but a directory, unless this walk has done it already.
+    fn leaf_once(&mut self, ino: Ino, parent: Ino, name: &OsStr, st: &Stat) -> Result<()> {
+        // All names of a link are needed.
+        let object = self.object(ino).filter(|_| st.kind != Kind::Symlink || st.nlink <= 1);
+        if object.is_some_and(|object| self.walk.finished.contains(&object)) {
+            return Ok(());
+        }
+        let done = self.leaf(ino, parent, name, st);
+        if !self.is_cut {
+            self.walk.finished.extend(object);
+        }
+        done
+    }
+
     /// Anything but a directory.
     fn leaf(&mut self, ino: Ino, parent: Ino, name: &OsStr, st: &Stat) -> Result<()> {
-        if self.choice.is_some() {
-            return match st.kind {
-                Kind::File => self.file_once(ino, st),
-                _ => Ok(()),
-            };
-        }
         if st.kind == Kind::Symlink {
-            return match st.nlink {
-                0 | 1 => self.stage_link(ino),
-                _ => {
-                    self.groups.add(self.vault, StoreId::from(st), parent, name);
-                    Ok(())
-                }
+            let is_new = match (self.choice, st.nlink) {
+                (Some(_), _) => return Ok(()),
+                (None, 0 | 1) => self.stage_link(ino).map(|()| true)?,
+                (None, _) => self.walk.groups.add(self.vault, StoreId::from(st), parent, name),
             };
+            if is_new {
+                self.progress.advance(0);
+            }
+            return Ok(());
         }
-        if st.nlink > 1 && !self.seen.insert(StoreId::from(st)) {
+        let id = (st.nlink > 1).then(|| StoreId::from(st));
+        if id.as_ref().is_some_and(|id| self.walk.seen.contains(id)) {
             self.progress.advance(if st.kind == Kind::File { bytes_of(st) } else { 0 });
             return Ok(());
         }
-        let resealed = self.attributes(ino);
-        self.note(ino, resealed)?;
-        if st.kind == Kind::File { self.file(ino, st) } else { Ok(()) }
+        if self.choice.is_none() {
+            let resealed = self.attributes(ino);
+            self.note(ino, resealed)?;
+        }
+        let done = if st.kind == Kind::File { self.file(ino, st) } else { Ok(()) };
+        if !self.is_cut {
+            self.walk.seen.extend(id);
+        }
+        self.progress.advance(0);
+        done
     }
 
     fn file(&mut self, ino: Ino, st: &Stat) -> Result<()> {
@@ -358,7 +360,7 @@ impl RekeyRun<'_> {
 
     fn steps(&mut self, open: &crate::handles::OpenFile, share: u64) -> Result<()> {
         let (mut told, mut damaged, object) = (0, 0, self.object(open.ino));
-        let mut half = self.half.take().filter(|(half, _)| Some(*half) == object).map(|(_, page)| page);
+        let mut half = self.walk.half.take().filter(|(half, _)| Some(*half) == object).map(|(_, page)| page);
         let mut from = Some(half.unwrap_or(PageNo::ZERO));
         if self.choice.is_some() {
             let _pass = self.vault.change()?;
@@ -366,29 +368,29 @@ impl RekeyRun<'_> {
             let profile = self.chosen(open.ino, was.0)?;
             if (profile, false) == was || !open.file().begin_profile(profile)? {
                 self.progress.advance(share);
-                self.done.pages += u64::from(was != (profile, false));
+                self.walk.done.pages += u64::from(was != (profile, false));
                 return Ok(());
             }
         }
         while let Some(page) = from {
             if self.is_cancelled() {
                 // If something was damaged, the whole file is walked again.
-                self.half = object.filter(|_| damaged == 0).map(|object| (object, page));
+                self.walk.half = object.filter(|_| damaged == 0).map(|object| (object, page));
                 return Ok(());
             }
             let step = {
                 let _pass = self.vault.change()?;
                 open.file().rekey(self.work, page)?
             };
-            self.done.pages += step.resealed;
-            self.done.blocks += step.reencrypted;
+            self.walk.done.pages += step.resealed;
+            self.walk.done.blocks += step.reencrypted;
             damaged += step.damaged;
             from = step.next;
             let reached = from.map_or(share, |next| share / step.pages.max(1) * next.0.min(step.pages));
             self.progress.advance(reached.saturating_sub(told));
             told = told.max(reached);
-            self.done.read += step.read;
-            self.done.written += step.written;
+            self.walk.done.read += step.read;
+            self.walk.done.written += step.written;
             self.pace();
             if from.is_none() && damaged == 0 && half.take().is_some() {
                 let _pass = self.vault.change()?;
@@ -410,9 +412,8 @@ impl RekeyRun<'_> {
     /// Waits if more was read and written than the limit allows by now.
     fn pace(&self) {
         let Some(limit) = self.bytes_per_second else { return };
-        let due = Duration::from_secs_f64((self.done.read + self.done.written) as f64 / limit.max(1) as f64);
         while !self.progress.is_cancelled() {
-            let Some(left) = due.checked_sub(self.started.elapsed()) else { break };
+            let Some(left) = self.walk.ahead_by(limit) else { break };
             std::thread::sleep(left.min(NAP));
         }
     }
@@ -427,7 +428,7 @@ impl RekeyRun<'_> {
             entries: 0,
             bytes: 0,
         };
-        walk(Met::first(dir, PathBuf::new(), ()), &mut ahead)?;
+        crate::walk::walk(Met::first(dir, PathBuf::new(), ()), &mut ahead)?;
         Ok(ahead.bytes)
     }
 }

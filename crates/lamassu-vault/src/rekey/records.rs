@@ -32,6 +32,20 @@ pub(super) struct StagedRecord {
     profile: Profile,
 }
 
+enum Staged {
+    Record(StagedRecord),
+    Link(StagedLink),
+}
+
+impl Staged {
+    fn ino(&self) -> Ino {
+        match self {
+            Staged::Record(record) => record.ino,
+            Staged::Link(link) => link.ino,
+        }
+    }
+}
+
 /// Replacements that wait for the barrier.
 #[derive(Default)]
 pub(super) struct Batch {
@@ -117,28 +131,21 @@ impl RekeyRun<'_> {
             return Ok(());
         }
         let Some((staged, _)) = self.batch.dir.clone() else { return Ok(()) };
-        let synced = self.vault.change().and_then(|_pass| self.vault.sync_store());
-        for record in records {
-            let ino = record.ino;
-            let placed = match &synced {
-                Ok(()) => self.place_record(&*staged, &record),
-                Err(_) => Ok(()),
-            };
-            let noted = self.note(ino, placed);
+        let mut done = self.vault.change().and_then(|_pass| self.vault.sync_store());
+        let each = records.into_iter().map(Staged::Record).chain(links.into_iter().map(Staged::Link));
+        for replacement in each {
+            let ino = replacement.ino();
+            // After an error that ends the run, the rest only gives its references back.
+            done = done.and_then(|()| {
+                let placed = match replacement {
+                    Staged::Record(record) => self.place_record(&*staged, &record),
+                    Staged::Link(link) => self.place_link(&*staged, link),
+                };
+                self.note(ino, placed)
+            });
             self.vault.forget(ino, 1);
-            noted?;
         }
-        for link in links {
-            let ino = link.ino;
-            let placed = match &synced {
-                Ok(()) => self.place_link(&*staged, link),
-                Err(_) => Ok(()),
-            };
-            let noted = self.note(ino, placed);
-            self.vault.forget(ino, 1);
-            noted?;
-        }
-        synced
+        done
     }
 
     fn place_record(&mut self, staged: &dyn BackendDir, record: &StagedRecord) -> Result<()> {
@@ -151,7 +158,7 @@ impl RekeyRun<'_> {
         if self.choice.is_some() {
             vault.profile_changed(&dir, record.profile)?;
         }
-        self.done.records += 1;
+        self.walk.done.records += 1;
         Ok(())
     }
 }

@@ -27,6 +27,7 @@ mod model;
 mod names;
 mod profiles;
 mod rekey;
+mod rekey_turns;
 mod reuse;
 mod room;
 mod scale;

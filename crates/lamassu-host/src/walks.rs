@@ -1,0 +1,109 @@
+//! Walks over a vault that several hosts use by turns: re-keying, and changes of profiles. A walk is made in exclusive
+//! turns, one after the other. Each lasts until another host wants the vault, and makes some progress.
+
+use crate::job::Job;
+use crate::{Error, Result, turns};
+use lamassu_anchor::table::Standing;
+use lamassu_format::profile::ProfileError;
+use lamassu_vault::forest::{Number, global, root_of};
+use lamassu_vault::turns::{Need, Turns};
+use lamassu_vault::{FileSystem, Forest, RekeyProgress, Rekeyed, Vault, VaultError, Walk};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// How long to sleep before looking whether the job was cancelled.
+const NAP: Duration = Duration::from_millis(50);
+/// How long to try again without any progress, before the walk ends with an error.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// Time between two attempts.
+const TRY_AGAIN: Duration = Duration::from_millis(300);
+
+/// Makes a walk in turns. `go` continues it in a turn, and returns whether it has ended. A turn that is lost, because
+/// the server was away for too long, is followed by another one, which does again what was lost.
+pub(crate) fn in_turns(
+    (forest, member): (&Forest, Number),
+    bytes_per_second: Option<u64>,
+    job: &Job,
+    mut go: impl FnMut(&Vault, (&mut Walk, &dyn RekeyProgress)) -> Result<bool>,
+) -> Result<Rekeyed> {
+    let mut walk = Walk::default();
+    let mut went_on = Instant::now();
+    let gone = loop {
+        let Some(turn) = turns::hold(forest, root_of(member), Need::CHANGE) else { break Err(Error::NoFurtherTurn) };
+        let progress = InTurn { job, turns: forest.turns(root_of(member)), has_done: AtomicBool::new(false) };
+        let vault = forest.vault(member);
+        let gone = match &vault {
+            Some(vault) => go(vault, (&mut walk, &progress)),
+            None => Err(Error::NoFurtherTurn),
+        };
+        let is_lost = vault.is_none_or(|vault| is_lost(&vault)) || gone.as_ref().is_err_and(is_of_session);
+        drop(turn);
+        if progress.has_done.into_inner() || !is_lost {
+            went_on = Instant::now();
+        }
+        let is_over = went_on.elapsed() > PATIENCE || forest.turns(root_of(member)).is_none_or(|turns| turns.is_last());
+        match gone {
+            Ok(is_done) if is_done || job.is_cancelled() => break Ok(()),
+            Err(_) if is_lost && job.is_cancelled() => break Ok(()),
+            Err(error) if !is_lost => break Err(error),
+            Err(_) if is_over => break Err(Error::NoFurtherTurn),
+            Err(_) => std::thread::sleep(TRY_AGAIN),
+            Ok(_) => {}
+        }
+        // Not in a turn: other hosts go on meanwhile.
+        while let Some(left) = bytes_per_second.and_then(|limit| walk.ahead_by(limit))
+            && !job.is_cancelled()
+        {
+            std::thread::sleep(left.min(NAP));
+        }
+    };
+    walk.end().into_iter().for_each(|ino| forest.forget(global(member, ino), 1));
+    gone.map(|()| walk.done())
+}
+
+/// Whether what was done in a turn may be lost.
+fn is_lost(vault: &Vault) -> bool {
+    vault.options().anchor.as_ref().is_some_and(|anchor| anchor.standing() != Standing::Good)
+}
+
+/// The session may be good again by now.
+fn is_of_session(error: &Error) -> bool {
+    matches!(error.innermost(), Error::Vault(error) if error.is_of_session())
+}
+
+/// The progress of a job in a turn: it also stops when the turn is to end, once something was done.
+struct InTurn<'a> {
+    job: &'a Job,
+    turns: Option<Arc<Turns>>,
+    has_done: AtomicBool,
+}
+
+impl RekeyProgress for InTurn<'_> {
+    fn total(&self, bytes: u64) {
+        self.job.total(bytes);
+    }
+
+    fn advance(&self, bytes: u64) {
+        self.has_done.store(true, Ordering::Relaxed);
+        self.job.advance(bytes);
+    }
+
+    fn failed(&self, stored: &str, error: &VaultError) {
+        self.job.failed(stored, error);
+    }
+
+    fn passed_over(&self, stored: &str, why: &ProfileError) {
+        self.job.passed_over(stored, why);
+    }
+
+    fn dataset(&self, stored: &Path) -> lamassu_vault::Result<()> {
+        self.job.dataset(stored)
+    }
+
+    fn is_cancelled(&self) -> bool {
+        let is_to_end = || self.turns.as_ref().is_some_and(|turns| turns.is_to_end());
+        self.job.is_cancelled() || (self.has_done.load(Ordering::Relaxed) && is_to_end())
+    }
+}
