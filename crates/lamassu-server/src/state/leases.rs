@@ -1,6 +1,5 @@
 //! The leases of vaults, and the vaults whose anchors are kept here.
 
-use super::rights::to_row;
 use super::{LEASES, NUMBERS, RESTORED, RUNS_BEFORE, State};
 use crate::Result;
 use crate::audit::{Event, Why};
@@ -15,6 +14,11 @@ const EXCLUSIVE: u8 = 2;
 const ABANDONED: u8 = 3;
 /// The vault's anchor is kept here.
 pub(super) const KEPT: u8 = 4;
+
+/// The value of the row that notes that an anchor is kept here: the vault around it, if it is a dataset's.
+pub(super) fn kept_row(around: Option<&VaultId>) -> &[u8] {
+    around.map_or(&[], |around| &around.0)
+}
 
 /// The term that sessions were told, in ms, among the server's numbers.
 const TERM: &str = "term";
@@ -138,7 +142,7 @@ impl State {
     /// [`ServerError::Database`].
     pub fn note_kept(&self, host: &str, vault: &VaultId, around: Option<&VaultId>) -> Result<()> {
         self.write(|write, events| {
-            write.open_table(LEASES)?.insert(&lease_key(vault, KEPT, 0)[..], to_row(around))?;
+            write.open_table(LEASES)?.insert(&lease_key(vault, KEPT, 0)[..], kept_row(around))?;
             let around = around.map(VaultId::to_string);
             events.push(Event::AnchorPut { host: host.into(), vault: vault.to_string(), lies_in: around });
             Ok(())

@@ -2,8 +2,8 @@
 //! unavailable until every host that may use it has reported its state.
 
 use super::keys::{self, CopiedKeys};
-use super::leases::{KEPT, lease_key};
-use super::rights::{LiesIn, to_row, with_those_around};
+use super::leases::{KEPT, kept_row, lease_key};
+use super::rights::{LiesIn, with_those_around};
 use super::{HOSTS, Host, LEASES, NUMBERS, RESTORED, RUNS_BEFORE, State, alerts};
 use crate::audit::{self, ChainEnd, Event};
 use crate::writing::Writing;
@@ -184,7 +184,7 @@ impl State {
             numbers.insert(RUNS_BEFORE, most)?;
             numbers.insert(alerts::LAST, copied.last_alert)?;
             for vault in vaults {
-                leases.insert(&lease_key(vault, KEPT, 0)[..], to_row(lies_in.get(vault)))?;
+                leases.insert(&lease_key(vault, KEPT, 0)[..], kept_row(lies_in.get(vault)))?;
                 let any: Vec<_> = with_those_around(&lies_in, vault).collect();
                 let may_know = copied.hosts.iter().filter(|(_, host)| host.may_use(&any));
                 let may_know: BTreeSet<_> = may_know.map(|(name, _)| name).collect();

@@ -15,11 +15,6 @@ pub(super) type LiesIn = BTreeMap<VaultId, VaultId>;
 /// damaged, or came from different backups, form a circle.
 const DEPTH_MAX: usize = 32;
 
-/// The value of the row that notes that an anchor is kept here.
-pub(super) fn to_row(around: Option<&VaultId>) -> &[u8] {
-    around.map_or(&[], |around| &around.0)
-}
-
 /// A vault, and those that it lies in, from the inside out.
 pub(super) fn with_those_around(lies_in: &LiesIn, vault: &VaultId) -> impl Iterator<Item = VaultId> {
     std::iter::successors(Some(*vault), |inner| lies_in.get(inner).copied()).take(DEPTH_MAX)
