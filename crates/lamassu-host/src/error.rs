@@ -348,6 +348,15 @@ pub enum Error {
     /// The user's: a vault that lies on this host alone is to be shared.
     #[error("the vault's anchor is kept on this host: `lamassu anchor move DIR server://HOST` lets other hosts use it")]
     NotAtServer,
+    /// The user's: a dataset is to be destroyed that another host uses.
+    #[error(
+        "the dataset is in use by {by}: unload it there (`lamassu key unload`), or unmount the vault there; --force \
+         destroys it all the same"
+    )]
+    DatasetInUse {
+        /// the host
+        by: String,
+    },
     /// The user's: a change of a frozen store.
     #[error("the vault is frozen: `lamassu thaw` it first")]
     Frozen,

@@ -1,7 +1,7 @@
 //! Long work in an open vault, on a thread of its own. Clients can ask for its progress, and cancel it.
 
 use crate::control::protocol::{Ended, Failed, Progress};
-use crate::{Error, Place, Result, walks};
+use crate::{Error, Place, Result};
 use lamassu_format::profile::{Choice, ProfileError};
 use lamassu_keys::Event;
 use lamassu_keys::history::{EventKind, History};
@@ -171,12 +171,12 @@ pub(crate) struct Asked {
 }
 
 impl Asked {
-    fn work(self) -> Rekey {
+    pub fn work(self) -> Rekey {
         if self.full { Rekey::Full } else { Rekey::Outer }
     }
 
     /// Records its beginning, or its end with what was done, in a history.
-    fn note(self, history: &mut History, done: Option<&Rekeyed>) -> Result<()> {
+    pub fn note(self, history: &mut History, done: Option<&Rekeyed>) -> Result<()> {
         let kind = if done.is_some() { EventKind::RekeyEnded } else { EventKind::RekeyBegun };
         let mut event = Event::new(kind).by(self.uid).detail("what", if self.full { "full" } else { "outer" });
         if let Some(done) = done {
@@ -191,7 +191,7 @@ impl Asked {
 }
 
 /// A failure to record does not affect the re-keying.
-fn warn_unless(noted: Result<()>) {
+pub(crate) fn warn_unless(noted: Result<()>) {
     if let Err(error) = noted {
         tracing::warn!(%error, "the history does not record a re-keying");
     }
@@ -205,27 +205,6 @@ pub(crate) fn rekey(job: &Job, vault: &Vault, (mut history, place): (History, Pl
     // The history was written through its descriptor until now.
     drop(place);
     Ok(done)
-}
-
-/// The same in turns of this host. `history` opens the history in the present turn, by its place, which must stay open:
-/// another host may have replaced the header since the last turn.
-pub(crate) fn rekey_in_turns(
-    job: &Job,
-    (forest, member): (&Forest, Number),
-    history: impl Fn() -> Result<(History, Place)>,
-    asked: Asked,
-) -> Result<Rekeyed> {
-    let mut is_noted = false;
-    walks::in_turns((forest, member), asked.bytes_per_second, job, |vault, (walk, progress)| {
-        if !std::mem::replace(&mut is_noted, true) {
-            warn_unless(history().and_then(|(mut history, _place)| asked.note(&mut history, None)));
-        }
-        let is_done = vault.rekey_in_turn((asked.work(), asked.bytes_per_second), (walk, progress))?;
-        if is_done || job.is_cancelled() {
-            warn_unless(history().and_then(|(mut history, _place)| asked.note(&mut history, Some(&walk.done()))));
-        }
-        Ok(is_done)
-    })
 }
 
 /// An entry in the open vaults of a process, with its vault.

@@ -3,9 +3,11 @@
 
 mod by_turns;
 
+pub use by_turns::TurnOpening;
+
 use crate::anchors::{self, Access, NewTrees, check};
 use crate::control::counters::{Counters, Operation};
-use crate::{Error, Place, Policy, Result, backend, guard, turns};
+use crate::{Error, Place, Policy, Result, backend, guard};
 use lamassu_anchor::table::Standing;
 use lamassu_anchor::{Anchor, Digest, VaultRow};
 use lamassu_crypto::KeyRing;
@@ -79,6 +81,7 @@ pub struct Keeper {
     kept: Mutex<HashMap<Number, Kept>>,
     /// Keys that open datasets when their turns begin.
     brought: Mutex<HashMap<Number, Unlocked>>,
+    driving: by_turns::Driving,
     headers: Headers,
     forest: OnceLock<Weak<Forest>>,
     me: Weak<Keeper>,
@@ -96,6 +99,7 @@ impl Keeper {
             counters: Arc::default(),
             kept: Mutex::default(),
             brought: Mutex::default(),
+            driving: OnceLock::new(),
             headers: Headers::default(),
             forest: OnceLock::new(),
             me: me.clone(),
@@ -477,8 +481,7 @@ impl Opener for Keeper {
     }
 
     fn take_turns(&self, member: Number) -> lamassu_vault::Result<(Arc<Turns>, Arc<dyn Locks>)> {
-        let (me, forest) = (self.me.upgrade().ok_or(VaultError::KeyNotLoaded)?, self.forest()?);
-        turns::start_dataset(&forest, &me, member).map_err(|error| match error {
+        self.take_turns_with(member).map_err(|error| match error {
             Error::Vault(error) => error,
             error => VaultError::Io { op: "take turns", source: io::Error::other(error.message()) },
         })

@@ -177,6 +177,7 @@ fn host(error: &Error) -> FaultKind {
         | Error::SnapshotOfInterrupted { .. }
         | Error::ZoneNotAhead
         | Error::LostNotEmpty { .. }
+        | Error::DatasetInUse { .. }
         | Error::EpochNeeded { .. } => FaultKind::Refused,
         Error::Pins { .. } => FaultKind::KeySource,
         Error::NoZonePin { .. } => FaultKind::AdministratorSignature,

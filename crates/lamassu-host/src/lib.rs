@@ -79,7 +79,7 @@ mod walks;
 
 pub use anchors::{Access, Anchors};
 pub use error::{Error, Result, message};
-pub use keeper::Keeper;
+pub use keeper::{Keeper, TurnOpening};
 pub use kind::FaultKind;
 pub use lamassu_rpc::token::Token as JoinToken;
 pub use lock::WriterLock;
@@ -88,7 +88,6 @@ pub use pins::Pins;
 pub use place::Place;
 pub use policy::{Policy, Surroundings};
 pub use serve::Served;
-pub use turns::TurnOpening;
 
 /// Lower-case hex.
 pub(crate) fn hex(bytes: &[u8]) -> String {

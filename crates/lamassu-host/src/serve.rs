@@ -6,12 +6,12 @@ use crate::control::counters::{Counted, Counters, FrontEnd};
 use crate::control::parcel::Channels;
 use crate::control::protocol::{Caller, Changed, Epochs, Parcel, Status, ZoneParcel, pid_namespace};
 use crate::job::{self, Asked, Job, Jobs, Task};
-use crate::keeper::Keeper;
+use crate::keeper::{Keeper, TurnOpening};
 use crate::open::{Opened, Unsealed};
 use crate::rotation::{epochs, rotate};
 use crate::slots::{self, Replacement, check_label, reseal_parent_slot};
-use crate::turns::{self, TurnOpening};
-use crate::{Error, Place, Policy, Result};
+use crate::turns;
+use crate::{Error, Place, Policy, Result, walks};
 use lamassu_format::header::{Header, VaultHeader, ZoneFile};
 use lamassu_format::name;
 use lamassu_keys::{Event, KeyError, NewSlot, Role, Terms, Tier, Unlocked, Update, header_file, unix_now};
@@ -317,7 +317,7 @@ impl Served {
         let started = match self.is_by_turns() {
             true => {
                 let forest = self.forest.clone();
-                let work = move |job: &Job| job::rekey_in_turns(job, (&forest, member), history, asked);
+                let work = move |job: &Job| walks::rekey_in_turns(job, (&forest, member), history, asked);
                 Job::start(task, Box::new(reseal), work)?
             }
             false => {

@@ -10,18 +10,17 @@ mod locks;
 pub(crate) use hold::{hold, hold_along, hold_shown, hold_stored};
 
 use crate::anchors::Access;
-use crate::keeper::Keeper;
+use crate::keeper::{Keeper, TurnOpening};
 use crate::{Error, Result};
 use lamassu_anchor::row::Sealed;
 use lamassu_anchor::{Anchor, AnchorError, ServerFault, Touched};
-use lamassu_crypto::KeyRing;
-use lamassu_format::header::{VaultHeader, VaultId};
+use lamassu_format::header::VaultId;
 use lamassu_lease::Mode;
 use lamassu_rpc::host::{Told, Turn, Turns};
 use lamassu_vault::forest::{Number, ROOT_MEMBER};
 use lamassu_vault::locks::Locks;
 use lamassu_vault::turns::{self as requests, End};
-use lamassu_vault::{Forest, Options, Vault, VaultError};
+use lamassu_vault::{Forest, Options, VaultError};
 use locks::HostLocks;
 use std::sync::{Arc, mpsc};
 use std::thread;
@@ -47,26 +46,6 @@ const RUNNERS: usize = 4;
 const RUNNERS_OF_DATASET: usize = 2;
 /// Minimum time between two warnings.
 const QUIET: Duration = Duration::from_secs(60);
-
-/// How the vault is opened in each turn.
-pub struct TurnOpening {
-    header: VaultHeader,
-    ring: KeyRing,
-    options: Options,
-}
-
-impl TurnOpening {
-    /// As the vault was opened in the first turn, with this header.
-    pub fn of(header: &VaultHeader, vault: &Vault) -> TurnOpening {
-        let options = Options { anchor: None, ..vault.options().clone() };
-        TurnOpening { header: header.clone(), ring: vault.ring().clone(), options }
-    }
-
-    /// The same for a vault that is not open yet.
-    pub(crate) fn new(header: VaultHeader, ring: KeyRing, options: Options) -> TurnOpening {
-        TurnOpening { header, ring, options }
-    }
-}
 
 /// Whether the session that a call needs has ended.
 fn has_ended(error: &Error) -> bool {
@@ -112,6 +91,7 @@ enum NoTurn {
 
 /// Starts the thread for the mount's own vault, which is open in the first turn that `anchors` has.
 pub(crate) fn start(forest: &Arc<Forest>, opening: TurnOpening, keeper: &Arc<Keeper>) -> Result<()> {
+    keeper.drive_datasets(start_dataset);
     let id = opening.header.id();
     let (turns, first) = keeper.policy().anchors.take_turn(&id).ok_or(Error::NotAtServer)?;
     let header = Anchor::open(first.table.clone(), &id)?.vault().header;

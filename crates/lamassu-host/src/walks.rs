@@ -1,10 +1,11 @@
 //! Walks over a vault that several hosts use by turns: re-keying, and changes of profiles. A walk is made in exclusive
 //! turns, one after the other. Each lasts until another host wants the vault, and makes some progress.
 
-use crate::job::Job;
-use crate::{Error, Result, turns};
+use crate::job::{Asked, Job, warn_unless};
+use crate::{Error, Place, Result, turns};
 use lamassu_anchor::table::Standing;
 use lamassu_format::profile::ProfileError;
+use lamassu_keys::History;
 use lamassu_vault::forest::{Number, global, root_of};
 use lamassu_vault::turns::{Need, Turns};
 use lamassu_vault::{FileSystem, Forest, RekeyProgress, Rekeyed, Vault, VaultError, Walk};
@@ -61,6 +62,27 @@ pub(crate) fn in_turns(
     };
     walk.end().into_iter().for_each(|ino| forest.forget(global(member, ino), 1));
     gone.map(|()| walk.done())
+}
+
+/// Re-keys a vault in turns of this host. `history` opens the history in the present turn, by its place, which must
+/// stay open: another host may have replaced the header since the last turn.
+pub(crate) fn rekey_in_turns(
+    job: &Job,
+    (forest, member): (&Forest, Number),
+    history: impl Fn() -> Result<(History, Place)>,
+    asked: Asked,
+) -> Result<Rekeyed> {
+    let mut is_noted = false;
+    in_turns((forest, member), asked.bytes_per_second, job, |vault, (walk, progress)| {
+        if !std::mem::replace(&mut is_noted, true) {
+            warn_unless(history().and_then(|(mut history, _place)| asked.note(&mut history, None)));
+        }
+        let is_done = vault.rekey_in_turn((asked.work(), asked.bytes_per_second), (walk, progress))?;
+        if is_done || job.is_cancelled() {
+            warn_unless(history().and_then(|(mut history, _place)| asked.note(&mut history, Some(&walk.done()))));
+        }
+        Ok(is_done)
+    })
 }
 
 /// Whether what was done in a turn may be lost.

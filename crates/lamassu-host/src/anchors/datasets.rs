@@ -44,12 +44,37 @@ impl Anchors {
         }
     }
 
-    /// Holds the anchor of a dataset that is about to be destroyed, if it is at a server: no other host begins to use
-    /// it.
+    /// Holds the anchors of a dataset that is about to be destroyed, in the directory `dir` of the store, and of those
+    /// in it, as far as they are at a server: no other host begins to use them.
     ///
     /// # Errors
-    /// [`lamassu_anchor::AnchorError::Server`], for example if another host uses it.
-    pub(crate) fn hold_to_remove(&self, dataset: &VaultId) -> Result<Option<Mirrored>> {
+    /// [`lamassu_anchor::AnchorError::Server`], for example if another host uses one.
+    pub(crate) fn hold_to_remove(&self, dataset: &VaultId, dir: &Path) -> Result<Vec<(VaultId, Mirrored)>> {
+        let mut held: Vec<_> = self.held_at_server(dataset)?.map(|table| (*dataset, table)).into_iter().collect();
+        if held.is_empty() {
+            return Ok(held);
+        }
+        let below = lamassu_vault::datasets_below(dir);
+        let mut below = below.map_err(|source| Error::CannotList { dir: dir.into(), source })?;
+        // A dataset after the one that it lies in.
+        below.sort();
+        for stored in below {
+            let header: VaultHeader = header_file::read(&dir.join(stored).join(name::HEADER))?;
+            let id = header.id();
+            // The header is not authenticated: only what an anchor around it has is removed.
+            for at in 0..held.len() {
+                let (around, table) = &held[at];
+                if is_dataset_of(table.copy(), &id)? {
+                    self.lies_in(&id, around);
+                    held.extend(self.held_at_server(&id)?.map(|table| (id, table)));
+                    break;
+                }
+            }
+        }
+        Ok(held)
+    }
+
+    fn held_at_server(&self, dataset: &VaultId) -> Result<Option<Mirrored>> {
         let Some(server) = self.server_of(dataset)? else { return Ok(None) };
         // Waits for a thread that is closing it.
         let _ = self.opened().get(dataset).and_then(Open::get);
@@ -57,13 +82,16 @@ impl Anchors {
         self.session(&server, dataset, Access::Write, &copy).map(Some)
     }
 
-    /// Removes the anchor of a dataset that no longer exists, also from its server if it is held there.
+    /// Removes the anchors of a dataset that no longer exists, and of those that were in it.
     ///
     /// # Errors
     /// [`Error::Local`]; [`lamassu_anchor::AnchorError::Server`].
-    pub(crate) fn remove_held(&self, dataset: &VaultId, held: Option<Mirrored>) -> Result<()> {
-        if let Some(table) = held {
+    pub(crate) fn remove_held(&self, dataset: &VaultId, held: Vec<(VaultId, Mirrored)>) -> Result<()> {
+        // Those inside first: the right to them is that to the vault around them.
+        for (id, table) in held.into_iter().rev() {
             give_up(table.session())?;
+            drop(table);
+            self.remove(&id)?;
         }
         self.remove(dataset)
     }
@@ -104,6 +132,17 @@ impl Anchors {
         }
         self.move_to_server_in(&id, server, Some(*around))?;
         Ok(Some(id))
+    }
+
+    /// The vault around the dataset in a directory of the store, if its anchor is at this server and has the dataset
+    /// there.
+    pub(super) fn around_at_server(&self, dataset: &VaultId, dir: &Path, server: &str) -> Option<VaultId> {
+        let dir = dir.canonicalize().ok()?;
+        let above = dir.ancestors().skip(1).find(|above| above.join(name::HEADER).exists())?;
+        let around = header_file::read::<VaultHeader>(&above.join(name::HEADER)).ok()?.id();
+        let is_there = self.server_of(&around).ok()?.is_some_and(|its| its == server);
+        let (_, table) = is_there.then(|| self.look(&around).ok())??;
+        is_dataset_of(&table, dataset).ok()?.then_some(around)
     }
 }
 

@@ -191,15 +191,16 @@ impl Anchors {
         }
     }
 
-    /// Puts a vault's anchor at a server. Its file becomes this host's copy. The caller must keep writers out.
+    /// Puts the anchor of the vault in `dir` at a server. Its file becomes this host's copy. The caller must keep
+    /// writers out. If it is a dataset in a vault whose anchor is at that server, whoever may use that vault may use it.
     ///
     /// The server is remembered before the first row is sent, so that no process of this host continues with a file
     /// that may be outdated. An interrupted move is repeated: the server accepts the same rows twice.
     ///
     /// # Errors
     /// [`lamassu_anchor::AnchorError`]; [`Error::Local`], [`Error::NoAnchorPlace`], [`Error::AnchorAtServer`].
-    pub fn move_to_server(&self, vault: &VaultId, server: &str) -> Result<()> {
-        self.move_to_server_in(vault, server, None)
+    pub fn move_to_server(&self, vault: &VaultId, dir: &Path, server: &str) -> Result<()> {
+        self.move_to_server_in(vault, server, self.around_at_server(vault, dir, server))
     }
 
     /// The same; `around`: the vault that it lies in, if it is a dataset, whose anchor is at that server.

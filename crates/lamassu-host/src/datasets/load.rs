@@ -3,26 +3,47 @@
 use crate::control::protocol::Caller;
 use crate::serve::Served;
 use crate::{Error, Result, turns};
+use lamassu_anchor::{AnchorError, ServerFault};
 use lamassu_keys::history::EventKind;
 use lamassu_keys::{Event, Material, admin};
 use lamassu_vault::Ino;
+use lamassu_vault::VaultError;
 use lamassu_vault::forest::{Number, ROOT_MEMBER, root_of};
 use lamassu_vault::turns::Need;
 
+/// The error for a dataset that another host uses.
+fn in_use(error: Error) -> Error {
+    match error.innermost() {
+        Error::Vault(VaultError::Anchor(AnchorError::Server { fault: ServerFault::InUse { by }, .. })) => {
+            Error::DatasetInUse { by: by.clone() }
+        }
+        _ => error,
+    }
+}
+
 impl Served {
-    /// Unloads and removes a dataset.
-    pub fn destroy_dataset(&self, caller: &Caller, dir: Ino, forced: bool) -> Result<()> {
+    /// Unloads and removes a dataset, with those in it. Returns what is left of it, for the user: with `forced` other
+    /// hosts may use it, and then its anchor stays at the server.
+    pub fn destroy_dataset(&self, caller: &Caller, dir: Ino, forced: bool) -> Result<Option<String>> {
         let member = self.member(dir)?;
         let above = self.forest().parent(member).ok_or(Error::NotADataset)?;
         if self.is_read_only() {
             return Err(Error::ReadOnlyMount);
         }
         let id = self.forest().member(member)?.id;
+        let place = {
+            let _turn = turns::hold(self.forest(), root_of(above), Need::LOOK);
+            self.keeper().place(member)?
+        };
         self.end_jobs(member);
         let unloaded = self.forest().unload_to_destroy(member, forced)?;
         let anchors = &self.policy().anchors;
-        let removed = anchors.hold_to_remove(&id).map_or_else(|error| if forced { Ok(None) } else { Err(error) }, Ok);
-        let removed = removed.and_then(|anchor| {
+        let (held, left) = match anchors.hold_to_remove(&id, &place.path()) {
+            Ok(held) => (Ok(held), None),
+            Err(error) if forced => (Ok(Vec::new()), Some(error.message())),
+            Err(error) => (Err(in_use(error)), None),
+        };
+        let removed = held.and_then(|anchor| {
             let _turn = turns::hold(self.forest(), root_of(above), Need::CHANGE);
             let place = unloaded.remove()?;
             let event = Event::new(EventKind::DatasetDestroyed).by(caller.uid).detail("dataset", id.to_string());
@@ -34,10 +55,11 @@ impl Served {
             let _ = self.forest().take_turns_again(member);
         })?;
         self.forest().changed_beside_kernel(dir, &name);
-        if let Err(error) = anchors.remove_held(&id, anchor) {
-            tracing::warn!(%error, "the anchor of the dataset that was destroyed is left");
-        }
-        Ok(())
+        let left = left.or_else(|| anchors.remove_held(&id, anchor).err().map(|error| error.message()));
+        Ok(left.map(|why| {
+            tracing::warn!(why, "the anchor of the dataset that was destroyed is left");
+            format!("the anchor of dataset {id} is left, since {why}")
+        }))
     }
 
     /// Closes a vault and those in it, and drops their keys.

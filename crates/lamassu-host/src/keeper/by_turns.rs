@@ -2,7 +2,6 @@
 
 use super::{Keeper, Kept};
 use crate::anchors::{self, Access, check};
-use crate::turns::TurnOpening;
 use crate::{Place, Result};
 use lamassu_anchor::Anchor;
 use lamassu_crypto::KeyRing;
@@ -10,14 +9,37 @@ use lamassu_format::header::{Header, VaultHeader, VaultId};
 use lamassu_format::name;
 use lamassu_keys::{Unlocked, header_file};
 use lamassu_vault::forest::Number;
-use lamassu_vault::{Forest, Options, VaultError};
+use lamassu_vault::locks::Locks;
+use lamassu_vault::turns::Turns;
+use lamassu_vault::{Forest, Options, Vault, VaultError};
 use std::collections::HashMap;
-use std::sync::{MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How long the store may take to show the header that another host has put there, and how often to look.
 const SHOWN_WITHIN: Duration = Duration::from_secs(2);
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
+/// Starts taking turns with a dataset.
+type Drive = fn(&Arc<Forest>, &Arc<Keeper>, Number) -> Result<(Arc<Turns>, Arc<dyn Locks>)>;
+
+/// Who starts taking turns with datasets, where hosts take turns.
+pub(super) type Driving = OnceLock<Drive>;
+
+/// How the vault is opened in each turn.
+pub struct TurnOpening {
+    pub(crate) header: VaultHeader,
+    pub(crate) ring: KeyRing,
+    pub(crate) options: Options,
+}
+
+impl TurnOpening {
+    /// As the vault was opened in the first turn, with this header.
+    pub fn of(header: &VaultHeader, vault: &Vault) -> TurnOpening {
+        let options = Options { anchor: None, ..vault.options().clone() };
+        TurnOpening { header: header.clone(), ring: vault.ring().clone(), options }
+    }
+}
+
 /// What is kept of a dataset that hosts use by turns, also between its turns.
 pub(super) struct InTurns {
     /// its directory, held open: between turns of the vault around it its path is not known
@@ -109,7 +131,23 @@ impl Keeper {
         self.kept()
             .insert(member, Kept { id, keys, suite: header.suite(), by_turns, integrity, cached, cache, anchor: None });
         forest.set_cached(member, cached)?;
-        Ok((id, TurnOpening::new(header, ring, options)))
+        Ok((id, TurnOpening { header, ring, options }))
+    }
+
+    /// Sets who starts taking turns with datasets; once.
+    pub(crate) fn drive_datasets(&self, drive: Drive) {
+        // There is one way to take turns.
+        let _ = self.driving.set(drive);
+    }
+
+    /// Starts taking turns with a dataset.
+    ///
+    /// # Errors
+    /// Those of threads; hosts take no turns here.
+    pub(super) fn take_turns_with(&self, member: Number) -> Result<(Arc<Turns>, Arc<dyn Locks>)> {
+        let me = self.me.upgrade().ok_or(VaultError::KeyNotLoaded)?;
+        let drive = self.driving.get().ok_or(VaultError::KeyNotLoaded)?;
+        drive(&self.forest()?, &me, member)
     }
 
     /// Keys that open a dataset when its turns begin.

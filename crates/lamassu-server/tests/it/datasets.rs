@@ -2,7 +2,7 @@
 
 use crate::common::raw::{channel, id_of};
 use crate::common::*;
-use crate::shared::{listed, shared, unmounted_and_checked};
+use crate::shared::{listed, shared, unmounted_and_checked, until};
 use lamassu_rpc::proto::{self, anchors_client::AnchorsClient};
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
@@ -111,6 +111,14 @@ fn a_dataset_that_is_destroyed_is_gone_at_the_server_too() {
     assert_eq!(lab.vaults().len(), 3);
     a.run("dataset destroy m-a/p").ok();
     assert_eq!(lab.vaults().len(), 2);
+    // With those in it.
+    for dataset in ["o", "o/i", "o/i/n", "o/j"] {
+        a.run(&format!("dataset create m-a/{dataset}")).ok();
+    }
+    a.write("o/i/n/f", "deep").unwrap();
+    assert_eq!(lab.vaults().len(), 6);
+    a.run("dataset destroy m-a/o").ok();
+    assert_eq!(lab.vaults().len(), 2);
     // The key of a dataset's own is not that of the vault.
     fs::write(lab.path("other"), [8; 32]).unwrap();
     fs::set_permissions(lab.path("other"), fs::Permissions::from_mode(0o600)).unwrap();
@@ -161,6 +169,10 @@ fn datasets_move_to_the_server_with_the_vault_around_them() {
     lab.wait_until_free();
     assert_eq!(a.run("cat store/v r/f").ok().out, "three");
     a.run("check store/v").ok();
+    // The third by itself, when the store shows it again: it belongs to the vault around it, as the others do.
+    a.run(&format!("anchor move {lone} {}", lab.url())).ok();
+    assert_eq!(lab.vaults().iter().filter(|vault| vault.contains("(dataset in")).count(), 3);
+    assert_eq!(b.run("cat store/v r/f").ok().out, "three");
 }
 
 /// A host gives rights only in what it may use itself.
@@ -364,12 +376,21 @@ fn a_dataset_with_a_key_of_its_own_opens_where_that_is_loaded() {
     b.run("key load --key raw:file:other m-b/own").ok();
     assert_eq!(fs::read_to_string(b.file("own/g")).unwrap(), "of a");
     // A dataset that another host uses stays, and can be used; one that nobody else has can be destroyed.
-    a.run("dataset destroy m-a/own").code(63).says("host b");
+    a.run("dataset destroy m-a/own").code(28).says("host b");
     is_locked(c);
     b.run("key unload m-b/own").ok();
     a.run("key load --key raw:file:other m-a/own").ok();
     assert_eq!(fs::read_to_string(a.file("own/g")).unwrap(), "of a");
     a.run("dataset destroy m-a/own").ok();
+    assert_eq!(lab.vaults().len(), 1);
+    // By force beside another host, which lets go of it.
+    a.run("dataset create m-a/p").ok();
+    b.write("p/f", "of b").unwrap();
+    a.run("dataset destroy --force m-a/p").ok().says("host b").says("forget");
+    let of_p = || lab.vaults().into_iter().find(|vault| vault.contains("(dataset in"));
+    until("the other host lets go of a dataset that is gone", || of_p().unwrap().contains("not in use"));
+    let id = of_p().unwrap();
+    lab.serve(&["forget", &format!("@{}", id.split(' ').next().unwrap())]).ok();
     hosts.iter().for_each(|host| assert!(listed(&host.file("")).is_empty()));
     assert_eq!(lab.vaults().len(), 1);
     unmounted_and_checked(&lab, &hosts);

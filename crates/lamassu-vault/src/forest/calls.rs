@@ -140,6 +140,7 @@ impl FileSystem for Forest {
 
     // Unloads everything when the idle time is over.
     fn unload_idle(&self) -> Result<()> {
+        self.let_go_of_gone();
         if !self.is_idle() {
             return Ok(());
         }

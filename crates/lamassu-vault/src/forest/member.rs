@@ -1,10 +1,12 @@
 //! What is known of a member: its place, its state, its vault while it is open.
 
 use super::Number;
-use super::turns::ByTurns;
 use crate::error::io;
 use crate::inode::StoreId;
+use crate::left::Left;
+use crate::locks::Locks;
 use crate::root::ShownPermissions;
+use crate::turns::Turns;
 use crate::{Attr, Ino, ROOT, Result, Vault};
 use lamassu_format::header::VaultId;
 use lamassu_format::root::RootRecord;
@@ -64,6 +66,24 @@ pub(super) struct KnownMember {
     pub by_turns: RwLock<Option<Arc<ByTurns>>>,
     /// With turns: the permissions of a dataset's entry in the vault around it, when they were last shown.
     pub entry: Mutex<Option<RootRecord>>,
+}
+
+/// The vault of a member in the present turn, and what the next turn takes over.
+pub(super) struct ByTurns {
+    pub turns: Arc<Turns>,
+    pub locks: Arc<dyn Locks>,
+    /// State that the last vault has left, while none is open. Held shared by operations without a turn, exclusively to
+    /// begin or end a turn.
+    pub left: RwLock<Option<Mutex<Left>>>,
+    /// The attributes of the mount's root as this host last read them: in this turn, or in its last one. Requests to
+    /// the daemon go to the root, which therefore opens also while this host can have no turn.
+    pub root: Mutex<Option<Attr>>,
+}
+
+impl ByTurns {
+    pub fn new(turns: Arc<Turns>, locks: Arc<dyn Locks>, root: Option<Attr>) -> Arc<ByTurns> {
+        Arc::new(ByTurns { turns, locks, left: RwLock::default(), root: Mutex::new(root) })
+    }
 }
 
 /// The kernel's references to numbers of a member's closed vaults. When they are given back, they must not be

@@ -5,9 +5,9 @@
 //! its mode and owner, is in the vault around it: those are shown in a turn of that vault. Its content is in a turn of
 //! the dataset. A change of both takes both turns, the outer one first.
 
-use super::member::{Inside, KnownMember};
+use super::member::{ByTurns, Inside, KnownMember};
 use super::{Cache, Forest, Number, ROOT_MEMBER, State, global, local, member_of};
-use crate::error::errno;
+use crate::error::{errno, is_not_found};
 use crate::left::Left;
 use crate::locks::Locks;
 use crate::root::Top;
@@ -17,28 +17,10 @@ use lamassu_anchor::{ObjectId, Touched};
 use lamassu_crypto::KeyRing;
 use lamassu_format::header::VaultHeader;
 use lamassu_format::root::RootRecord;
-use parking_lot::{Mutex, RwLock};
+use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-
-/// The vault of a member in the present turn, and what the next turn takes over.
-pub(super) struct ByTurns {
-    pub turns: Arc<Turns>,
-    pub locks: Arc<dyn Locks>,
-    /// State that the last vault has left, while none is open. Held shared by operations without a turn, exclusively to
-    /// begin or end a turn.
-    left: RwLock<Option<Mutex<Left>>>,
-    /// The attributes of the mount's root as this host last read them: in this turn, or in its last one. Requests to
-    /// the daemon go to the root, which therefore opens also while this host can have no turn.
-    root: Mutex<Option<Attr>>,
-}
-
-impl ByTurns {
-    fn new(turns: Arc<Turns>, locks: Arc<dyn Locks>, root: Option<Attr>) -> Arc<ByTurns> {
-        Arc::new(ByTurns { turns, locks, left: RwLock::default(), root: Mutex::new(root) })
-    }
-}
 
 impl Forest {
     /// Starts taking turns; called once. The open vault is that of this host's first turn. Requests wait in `turns` for
@@ -141,6 +123,23 @@ impl Forest {
             *owed.counts.entry(ino).or_default() += count;
         }
         true
+    }
+
+    /// Ends the turns of datasets that another host has destroyed: their directories are gone from the store.
+    pub(super) fn let_go_of_gone(&self) {
+        if !self.are_by_turns() {
+            return;
+        }
+        let is_gone = |slot: &KnownMember| match slot.backend.root().stat() {
+            Ok(st) => st.nlink == 0,
+            Err(error) => is_not_found(&error) || error.raw_os_error() == Some(libc::ESTALE),
+        };
+        for slot in self.at_or_below(ROOT_MEMBER) {
+            if slot.number != ROOT_MEMBER && slot.by_turns().is_some() && is_gone(&slot) {
+                self.retire_turns(&slot);
+                self.opener.unloading(slot.number);
+            }
+        }
     }
 
     /// Notes that there is no key for a dataset. Called by who drives its turns, before the last requests are carried

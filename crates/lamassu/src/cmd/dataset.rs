@@ -472,14 +472,14 @@ fn destroy(ui: &Ui, args: &Destroy) -> Result<()> {
         let (dir, id) = (status.dir.clone().into(), status.vault.clone());
         key::destroy::run(ui, &key::destroy::Destroy::of(&args.key, &args.how, dir, id))
     };
-    site.work(
+    let left = site.work(
         |dataset| {
             if args.shred_key {
                 let status: Status = served::ask(dataset, &Request::Status {})?;
                 lies_in_vault_of(dataset, Path::new(&status.dir))?;
                 shred(&status, &|| served::ask(dataset, &Request::Unload {}))?;
             }
-            served::ask(dataset, &Request::DestroyDataset { force: args.force })
+            served::ask::<Option<String>>(dataset, &Request::DestroyDataset { force: args.force })
         },
         |served, me, dir| {
             if args.shred_key {
@@ -488,6 +488,9 @@ fn destroy(ui: &Ui, args: &Destroy) -> Result<()> {
             Ok(served.destroy_dataset(me, dir, args.force)?)
         },
     )?;
+    if let Some(left) = left {
+        ui.warn(format_args!("{left}; `lamassu-server forget` removes it"));
+    }
     ui.note(format_args!("destroyed {}", args.places.last().map_or(OsStr::new(""), |p| p.as_os_str()).display()));
     Ok(())
 }

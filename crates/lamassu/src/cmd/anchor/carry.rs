@@ -137,7 +137,7 @@ pub fn move_to(ui: &Ui, args: &Move) -> Result<()> {
     if let Some(server) = args.file.to_str().and_then(|file| file.strip_prefix(SERVER)) {
         let _lock = open::lock_out_writers(ui, &dir)?;
         let _below = lock_out_writers_below(&ui.policy, &dir)?;
-        ui.policy.anchors.move_to_server(&header.id(), server)?;
+        ui.policy.anchors.move_to_server(&header.id(), &dir, server)?;
         ui.note(format_args!("the server {server} keeps the anchor from now on"));
         return move_datasets(ui, &header.id(), &dir, server);
     }
