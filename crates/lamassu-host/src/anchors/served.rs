@@ -192,7 +192,8 @@ impl Anchors {
     }
 
     /// Puts the anchor of the vault in `dir` at a server. Its file becomes this host's copy. The caller must keep
-    /// writers out. If it is a dataset in a vault whose anchor is at that server, whoever may use that vault may use it.
+    /// writers out. If it is a dataset in a vault whose anchor is at that server, whoever may use that vault may use
+    /// it.
     ///
     /// The server is remembered before the first row is sent, so that no process of this host continues with a file
     /// that may be outdated. An interrupted move is repeated: the server accepts the same rows twice.
