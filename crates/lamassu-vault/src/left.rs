@@ -137,6 +137,11 @@ impl Left {
         self.handles.add_for_requests()
     }
 
+    /// Whether something was written that could not be committed.
+    pub fn has_lost(&self) -> bool {
+        !self.handles.all.lock().lost.is_empty()
+    }
+
     /// The kernel's references.
     pub fn references(&self) -> Vec<(Ino, u64)> {
         self.nodes.references()

@@ -93,15 +93,20 @@ impl Turns {
     /// # Errors
     /// As [`Mirrored::open`].
     pub fn begin(connection: &Connection, vault: VaultId, file: &Path) -> Result<Arc<Turns>> {
-        let table = match DiskTable::open(file) {
+        let (table, is_new) = match DiskTable::open(file) {
             // Created now, so that it can be locked.
-            Err(AnchorError::Missing { .. }) => Some(Arc::new(DiskTable::create(file)?)),
-            opened => existing(opened)?,
+            Err(AnchorError::Missing { .. }) => (Some(Arc::new(DiskTable::create(file)?)), true),
+            opened => (existing(opened)?, false),
         };
         let earlier = table.as_deref().map(session_of).transpose()?.flatten();
         let mut copy = Copy { table, last: Weak::new(), changed: Some(Vec::new()) };
         let locks = Arc::<HeldLocks>::default();
-        let attended = copy.attend(connection, vault, earlier, &locks)?;
+        let attended = copy.attend(connection, vault, earlier, &locks).inspect_err(|_| {
+            // An empty file would be taken for an anchor that has lost its rows.
+            if is_new {
+                let _ = std::fs::remove_file(file);
+            }
+        })?;
         Ok(Arc::new(Turns {
             connection: connection.clone(),
             vault,

@@ -106,16 +106,16 @@ fn the_audit_log_tells_who_had_what_and_shows_that_it_was_changed() {
 #[test]
 fn a_server_that_was_put_back_is_told_by_its_hosts_what_it_has_forgotten() {
     let mut lab = Lab::new();
-    let (a, b) = (lab.joined("a"), lab.joined("b"));
+    let (a, b, c) = (lab.joined("a"), lab.joined("b"), lab.joined("c"));
     let id = lab.vault(a);
-    lab.grant(b, &id);
+    [b, c].iter().for_each(|host| lab.grant(*host, &id));
     b.mount().ok();
     b.write("f", "zero").unwrap();
     b.umount().ok();
     a.mount().ok();
     a.write("f", "one").unwrap();
     // While it is in use.
-    assert!(back_up(&lab).ok().out.starts_with("2 hosts, 1 anchors"));
+    assert!(back_up(&lab).ok().out.starts_with("3 hosts, 1 anchors"));
     assert_eq!(lab.path("backup").metadata().unwrap().mode() & 0o777, 0o700);
     back_up(&lab).code(6);
     a.write("f", "two").unwrap();
@@ -125,9 +125,12 @@ fn a_server_that_was_put_back_is_told_by_its_hosts_what_it_has_forgotten() {
     lab.stop("-KILL");
     put_back(&mut lab);
     lab.serve(&["check"]).ok();
-    let (a, b) = (lab.host("a"), lab.host("b"));
-    assert!(lab.serve(&["status"]).ok().out.contains("waits for a, b"));
+    let (a, b, c) = (lab.host("a"), lab.host("b"), lab.host("c"));
+    assert!(lab.serve(&["status"]).ok().out.contains("waits for a, b, c"));
     assert_eq!(lab.metric("vaults_waiting"), 1.0);
+    // One that has never used the vault has nothing to tell, and has nothing of it afterwards.
+    c.run(&format!("mount --shared --anchor {} store/v m-c", lab.url())).code(73);
+    c.run("ls store/v").code(60);
     b.mount().code(73).says("may know more of this vault: a");
     b.run("ls store/v").code(73).says("host grant --not");
     // It knows more than the server, and is the last.

@@ -190,10 +190,12 @@ impl Forest {
         let slots = loop {
             let slots = self.at_or_below(number);
             for slot in &slots {
-                if self.retire_turns(slot) {
+                let retired = self.retire_turns(slot);
+                if !matches!(retired, Ok(false)) {
                     any = true;
                     closed_here.insert(slot.number);
                     self.opener.unloading(slot.number);
+                    done = done.and(retired.map(drop));
                 }
             }
             // After this no opening is under way, and none begins.

@@ -101,14 +101,21 @@ impl Forest {
     pub(super) fn stop_all_turns(&self) {
         // Datasets before the vaults that they lie in.
         let all: Vec<_> = self.at_or_below(ROOT_MEMBER).iter().filter_map(|slot| slot.by_turns()).collect();
+        // All at once: a driver may wait for a turn.
+        all.iter().for_each(|by_turns| by_turns.turns.will_stop());
         all.iter().for_each(|by_turns| by_turns.turns.stop());
     }
 
     /// Ends the turns of a dataset that is unloaded. The kernel's references to its numbers are owed from then on.
-    pub(super) fn retire_turns(&self, slot: &KnownMember) -> bool {
-        let Some(by_turns) = slot.by_turns() else { return false };
+    /// Returns whether it took turns.
+    ///
+    /// # Errors
+    /// Something that was written could not be committed. It is unloaded nevertheless.
+    pub(super) fn retire_turns(&self, slot: &KnownMember) -> Result<bool> {
+        let Some(by_turns) = slot.by_turns() else { return Ok(false) };
         by_turns.turns.retire();
         let left = by_turns.left.write().take().map(Mutex::into_inner);
+        let has_lost = left.as_ref().is_some_and(Left::has_lost);
         {
             let _opening = slot.opening.lock();
             *slot.inside.write() = Inside::Unloaded;
@@ -122,7 +129,10 @@ impl Forest {
         for (ino, count) in references {
             *owed.counts.entry(ino).or_default() += count;
         }
-        true
+        match has_lost {
+            true => Err(errno("commit what was written before it was unloaded", libc::EIO)),
+            false => Ok(true),
+        }
     }
 
     /// Ends the turns of datasets that another host has destroyed: their directories are gone from the store.
@@ -136,7 +146,8 @@ impl Forest {
         };
         for slot in self.at_or_below(ROOT_MEMBER) {
             if slot.number != ROOT_MEMBER && slot.by_turns().is_some() && is_gone(&slot) {
-                self.retire_turns(&slot);
+                // What was written there is gone with it.
+                let _ = self.retire_turns(&slot);
                 self.opener.unloading(slot.number);
             }
         }

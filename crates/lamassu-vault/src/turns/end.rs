@@ -33,9 +33,14 @@ impl Turns {
     /// Lets no further turn begin: the mount ends. Returns when the driver has ended the present one; after that,
     /// requests fail.
     pub fn stop(&self) {
-        let mut state = self.state.lock();
-        state.is_stopping = true;
-        self.wait_until_over(state);
+        self.will_stop();
+        self.wait_until_over(self.state.lock());
+    }
+
+    /// The same, without waiting.
+    pub fn will_stop(&self) {
+        self.state.lock().is_stopping = true;
+        self.driver.notify_all();
     }
 
     /// The same, and the mount goes on: the present turn ends as if the vault were recalled. Waits for the kernel, so
