@@ -150,12 +150,19 @@ impl Served {
         let member = made.at(Path::new(name))?;
         let event = Event::new(EventKind::DatasetCreated).by(caller.uid).detail("dataset", id.to_string());
         self.note(above, event.detail("name", Path::new(name).display()));
+        // The key is here now, so the dataset is opened at once, or in its first turn. One that inherits is opened when
+        // it is entered.
+        let keys = match (spec.inherit, self.is_by_turns()) {
+            (true, _) => None,
+            (false, false) => Some(keys),
+            (false, true) => {
+                self.keeper().bring(member, keys);
+                None
+            }
+        };
         drop(turn);
         self.forest().changed_beside_kernel(dir, name);
-        // The key is here now, so the dataset is opened at once. One that inherits is opened when it is entered.
-        if !spec.inherit && self.is_by_turns() {
-            self.keeper().bring(member, keys);
-        } else if !spec.inherit {
+        if let Some(keys) = keys {
             let opening = || self.keeper().opening(member, Some(above), header, keys);
             let opened = self.forest().load(member, opening);
             opened.map_err(|source: Error| Error::MadeNotOpen { source: Box::new(source) })?;

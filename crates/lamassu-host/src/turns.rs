@@ -113,7 +113,8 @@ pub(crate) fn start_dataset(
 ) -> Result<(Arc<requests::Turns>, Arc<dyn Locks>)> {
     let (requests, locks) = (requests::Turns::new(), Arc::new(HostLocks::default()));
     let driver = Driver::new(member, forest, keeper, (&requests, &locks));
-    driver.start(RUNNERS_OF_DATASET, None)?;
+    // The threads that did start must not wait for ever.
+    driver.start(RUNNERS_OF_DATASET, None).inspect_err(|_| requests.over())?;
     Ok((requests, locks))
 }
 
@@ -167,6 +168,7 @@ impl Driver {
                 Err(NoTurn::Over) => break,
                 Err(NoTurn::Locked) => {
                     self.forest.has_no_key(self.member);
+                    self.keeper.forget(self.member);
                     break;
                 }
             };
@@ -184,6 +186,8 @@ impl Driver {
                 End::Recalled | End::TooLittle => now.pass(),
             }
         }
+        // Whoever waits for the end may use the anchor's copy at once.
+        self.session = None;
         self.requests.over();
     }
 
@@ -228,6 +232,7 @@ impl Driver {
         let (id, opening) = self.keeper.dataset_by_turns(&self.forest, self.member)?;
         let turns = self.keeper.policy().anchors.begin_turns(&id)?;
         self.locks.begin(&turns);
+        self.keeper.has_used_brought(self.member);
         self.session = Some(Session { turns, id, opening, header: Sealed::Nothing });
         Ok(())
     }
@@ -248,7 +253,9 @@ impl Driver {
         let is_open = |header| matches!(header, Sealed::Becomes { .. });
         if anchor.vault().header != session.header || is_open(session.header) && !read_only {
             let access = Access::of(read_only);
-            session.opening.header = self.keeper.take_header(self.member, &anchor, access, &session.opening.ring)?;
+            let opening = &mut session.opening;
+            opening.header = self.keeper.take_header(self.member, &anchor, access, &opening.ring)?;
+            self.keeper.follow_header(&self.forest, self.member, opening)?;
             session.header = anchor.vault().header;
         }
         // Whoever replaces the header in this turn tells this anchor.

@@ -6,7 +6,6 @@ mod alerts;
 pub mod bell;
 mod keys;
 pub mod leases;
-
 mod restored;
 mod rights;
 
@@ -145,6 +144,8 @@ pub struct State {
     restored: RwLock<Restored>,
     /// A copy in memory: by dataset, the vault that it lies in.
     lies_in: RwLock<LiesIn>,
+    /// Held while that copy is made.
+    reading_lies_in: Mutex<()>,
     audit_kept: RwLock<audit::Kept>,
     /// Signals a new alert.
     pub alerted: Bell,
@@ -218,6 +219,7 @@ impl State {
             changed: watch::Sender::new(()),
             restored: RwLock::default(),
             lies_in: RwLock::default(),
+            reading_lies_in: Mutex::default(),
             audit_kept: RwLock::default(),
             alerted: Bell::default(),
             unusable: watch::Sender::new(false),

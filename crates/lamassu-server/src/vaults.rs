@@ -212,10 +212,16 @@ impl Vaults {
     }
 
     fn may_put(&self, caller: &Caller, id: &VaultId, around: Option<VaultId>) -> Answer<()> {
+        let state = self.state();
         let may = match around {
-            None => self.state().may_use(&caller.key, id),
-            // The rights of the vault around it become those of the dataset.
-            Some(around) => around != *id && self.state().keeps(&around)? && self.state().may_use(&caller.key, &around),
+            None => state.may_use(&caller.key, id),
+            // The rights of the vault around it become those of the dataset. So nobody may say this of a vault that
+            // others have to do with.
+            Some(around) => {
+                let may_use_around = around != *id && state.keeps(&around)? && state.may_use(&caller.key, &around);
+                let is_free = || -> Answer<bool> { Ok(!state.is_spoken_for(id)? && !self.anchors.has(id)?) };
+                may_use_around && (state.may_use(&caller.key, id) || is_free()?)
+            }
         };
         if may { Ok(()) } else { Err(Refused::NotGranted) }
     }
@@ -423,6 +429,7 @@ impl Put {
                 if !self.has_slot && matches!(*slot, VaultSlot::BeingPut) {
                     return Err(Refused::NotNow);
                 }
+                state.will_keep(&self.id, self.around.as_ref()).map_err(Lost)?;
                 new.install()?;
                 state.note_kept(&caller.name, &self.id, self.around.as_ref()).map_err(Lost)?;
                 return Ok(self.head);

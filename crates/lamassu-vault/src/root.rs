@@ -145,7 +145,7 @@ impl RootPermissions {
     /// entry.
     pub fn follow(&self, entry: RootRecord) {
         let mut source = self.shown.0.lock();
-        if matches!(*source, Source::Directory) {
+        if matches!(*source, Source::Directory | Source::Entry(_)) {
             *source = Source::Entry(entry);
         }
     }

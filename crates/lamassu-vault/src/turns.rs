@@ -20,6 +20,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::{HashMap, VecDeque};
 use std::ffi::OsStr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use told::Told;
 
@@ -32,6 +33,9 @@ const SHARE: Duration = Duration::from_millis(100);
 const IDLE: Duration = Duration::from_millis(2);
 /// The time after which an answer has certainly taken effect in the kernel.
 const TAKEN_IN: Duration = Duration::from_millis(200);
+
+/// No two turns of a process have the same number, whatever vault they are of.
+static NUMBERS: AtomicU64 = AtomicU64::new(0);
 
 /// A request, which also sends its reply.
 type Job = Box<dyn FnOnce(Use) + Send>;
@@ -263,7 +267,7 @@ impl Turns {
         Arc::new(Turns {
             state: Mutex::new(State {
                 phase: Phase::Away,
-                number: 0,
+                number: NUMBERS.fetch_add(1 << 32, Ordering::Relaxed),
                 users: 0,
                 waiting: VecDeque::new(),
                 due: 0,
@@ -443,7 +447,7 @@ impl Turns {
     /// Whether a long request should stop, because the turn is to end.
     pub fn is_to_end(&self) -> bool {
         let state = self.state.lock();
-        state.is_stopping || state.is_recalled || !matches!(state.phase, Phase::Here(_))
+        state.is_last() || state.is_recalled || !matches!(state.phase, Phase::Here(_))
     }
 
     /// Waits until the turn is to end; `None`: not yet, after `at_most`.

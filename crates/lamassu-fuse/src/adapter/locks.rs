@@ -153,7 +153,7 @@ impl<F: FileSystem> Shared<F> {
     }
 
     fn test(self: &Arc<Self>, ino: Ino, lock: Lock, sessions: u32, reply: ReplyLock) {
-        let Ok(locks) = self.shared_locks(ino) else { return reply.error(Errno::ENOSYS) };
+        let Ok(locks) = self.shared_locks(ino) else { return reply.error(Errno::EIO) };
         let shared = self.clone();
         let done = move |outcome| match outcome {
             Outcome::Ended if sessions < SESSIONS_MAX => {
@@ -189,7 +189,7 @@ impl<F: FileSystem> Shared<F> {
     }
 
     fn set(self: &Arc<Self>, Set { ino, asked, unique, sessions, reply }: Set) {
-        let Ok(locks) = self.shared_locks(ino) else { return reply.error(Errno::ENOSYS) };
+        let Ok(locks) = self.shared_locks(ino) else { return self.answer_lock(unique, Err(Errno::EIO), reply) };
         let shared = self.clone();
         let done = move |outcome| match (outcome, asked) {
             // The locks of a session go with it.
@@ -222,7 +222,7 @@ impl<F: FileSystem> Shared<F> {
 
     /// Waits for a turn, with which the next session begins.
     fn in_next_session(self: &Arc<Self>, ino: Ino, then: impl FnOnce(&Arc<Self>, Result<()>) + Send + 'static) {
-        self.look(ino, "setlk", move |s| then(s, s.fs.getattr(ino, None).map(drop)));
+        self.look(ino, "setlk", move |s| then(s, s.fs.is_open(ino)));
     }
 
     /// One close(2): releases the ranges that its owner has locked, then calls `then`.

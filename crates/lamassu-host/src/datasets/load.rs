@@ -52,7 +52,9 @@ impl Served {
         });
         let ((dir, name), anchor) = removed.inspect_err(|_| {
             // It is still there. With turns, the next request opens it again.
-            let _ = self.forest().take_turns_again(member);
+            if self.is_by_turns() {
+                let _ = self.forest().take_turns_again(member);
+            }
         })?;
         self.forest().changed_beside_kernel(dir, &name);
         let left = left.or_else(|| anchors.remove_held(&id, anchor).err().map(|error| error.message()));
@@ -111,8 +113,8 @@ impl Served {
             let header = self.forest().stored_header(member)?;
             let (header, unlocked) = header.verified(|header| self.policy().try_slots(header, material, slot))?;
             admin::check_pinned(&header, &self.policy().pins.known(&header.id())?)?;
-            self.forest().take_turns_again(member)?;
             self.keeper().bring(member, unlocked);
+            self.forest().take_turns_again(member).inspect_err(|_| self.keeper().has_used_brought(member))?;
         } else {
             self.forest().take_turns_again(member)?;
         }

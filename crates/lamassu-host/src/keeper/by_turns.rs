@@ -8,7 +8,7 @@ use lamassu_crypto::KeyRing;
 use lamassu_format::header::{Header, VaultHeader, VaultId};
 use lamassu_format::name;
 use lamassu_keys::{Unlocked, header_file};
-use lamassu_vault::forest::Number;
+use lamassu_vault::forest::{Number, Opener};
 use lamassu_vault::locks::Locks;
 use lamassu_vault::turns::Turns;
 use lamassu_vault::{Forest, Options, Vault, VaultError};
@@ -108,13 +108,12 @@ impl Keeper {
         if header.id() != id {
             return Err(VaultError::Stale.into());
         }
-        let brought = self.brought().remove(&member);
-        let (header, keys) = match brought {
-            Some(keys) => (header.clone(), keys.reopen(&header)?),
+        let brought = self.brought().get(&member).map(|keys| keys.reopen(&header)).transpose()?;
+        let keys = match brought {
+            Some(keys) => keys,
             None => {
-                let above = self.ring(parent)?;
-                let keys = self.keys_by_parent(member, &header, &above)?.ok_or(VaultError::KeyNotLoaded)?;
-                (header, keys)
+                let by_parent = self.keys_by_parent(member, &header, &self.ring(parent)?)?;
+                by_parent.ok_or(VaultError::KeyNotLoaded)?
             }
         };
         self.policy.check_ciphers(&header)?;
@@ -148,6 +147,32 @@ impl Keeper {
         let me = self.me.upgrade().ok_or(VaultError::KeyNotLoaded)?;
         let drive = self.driving.get().ok_or(VaultError::KeyNotLoaded)?;
         drive(&self.forest()?, &me, member)
+    }
+
+    /// Takes over what a header that was verified says of how its vault is read.
+    ///
+    /// # Errors
+    /// [`VaultError::Stale`].
+    pub(crate) fn follow_header(&self, forest: &Forest, member: Number, opening: &mut TurnOpening) -> Result<()> {
+        let Some(parent) = forest.parent(member) else { return Ok(()) };
+        let header = &opening.header;
+        let (integrity, cached) = self.settings(Some(parent), header);
+        opening.options.integrity = integrity;
+        opening.options.read_only = self.options.read_only || header.is_snapshot();
+        if let Some(kept) = self.kept().get_mut(&member) {
+            (kept.integrity, kept.cached, kept.cache) = (integrity, cached, header.cache());
+        }
+        Ok(forest.set_cached(member, cached)?)
+    }
+
+    /// The keys that were brought for a dataset have opened it.
+    pub(crate) fn has_used_brought(&self, member: Number) {
+        self.brought().remove(&member);
+    }
+
+    /// Drops the keys of a dataset that could not be opened.
+    pub(crate) fn forget(&self, member: Number) {
+        Opener::unloading(self, member);
     }
 
     /// Keys that open a dataset when its turns begin.

@@ -177,6 +177,10 @@ impl Turns {
         self.has_left.store(true, Ordering::SeqCst);
         let attended = self.attended.lock().clone();
         attended.leave();
+        // Another process, or another session of this one, may use the copy.
+        if let Some(mut copy) = self.copy.try_lock() {
+            copy.table = None;
+        }
     }
 }
 

@@ -14,6 +14,8 @@ const EXCLUSIVE: u8 = 2;
 const ABANDONED: u8 = 3;
 /// The vault's anchor is kept here.
 pub(super) const KEPT: u8 = 4;
+/// The vault's anchor is about to be kept here, or put away; the value is as that of [`KEPT`].
+const ON_ITS_WAY: u8 = 5;
 
 /// The value of the row that notes that an anchor is kept here: the vault around it, if it is a dataset's.
 pub(super) fn kept_row(around: Option<&VaultId>) -> &[u8] {
@@ -103,7 +105,7 @@ impl State {
                     durable.exclusive.insert(Object(number), (SessionId(word(0)?), GrantNo(word(1)?)));
                 }
                 ABANDONED => drop(durable.abandoned.insert(Object(number))),
-                KEPT => {}
+                KEPT | ON_ITS_WAY => {}
                 _ => return Err(damaged()),
             }
         }
@@ -136,13 +138,28 @@ impl State {
         Ok(self.of_kind(KEPT)?.into_iter().map(|(vault, _)| vault).collect())
     }
 
+    /// Notes that the anchor of a vault is about to be kept here, so that its place in another vault is known if the
+    /// server ends before [`State::note_kept`].
+    ///
+    /// # Errors
+    /// [`ServerError::Database`].
+    pub fn will_keep(&self, vault: &VaultId, around: Option<&VaultId>) -> Result<()> {
+        self.write(|write, _| {
+            write.open_table(LEASES)?.insert(&lease_key(vault, ON_ITS_WAY, 0)[..], kept_row(around))?;
+            Ok(())
+        })
+    }
+
     /// Notes that a host has put the anchor of a vault here; `around`: the vault that it lies in, if it is a dataset.
     ///
     /// # Errors
     /// [`ServerError::Database`].
     pub fn note_kept(&self, host: &str, vault: &VaultId, around: Option<&VaultId>) -> Result<()> {
         self.write(|write, events| {
-            write.open_table(LEASES)?.insert(&lease_key(vault, KEPT, 0)[..], kept_row(around))?;
+            let mut table = write.open_table(LEASES)?;
+            table.insert(&lease_key(vault, KEPT, 0)[..], kept_row(around))?;
+            table.remove(&lease_key(vault, ON_ITS_WAY, 0)[..])?;
+            drop(table);
             let around = around.map(VaultId::to_string);
             events.push(Event::AnchorPut { host: host.into(), vault: vault.to_string(), lies_in: around });
             Ok(())
@@ -165,10 +182,13 @@ impl State {
     /// [`ServerError::Database`].
     pub fn note_found(&self, vault: &VaultId) -> Result<()> {
         self.write(|write, events| {
-            write.open_table(LEASES)?.insert(&lease_key(vault, KEPT, 0)[..], &[][..])?;
+            let mut table = write.open_table(LEASES)?;
+            let around = table.remove(&lease_key(vault, ON_ITS_WAY, 0)[..])?.map(|row| row.value().to_vec());
+            table.insert(&lease_key(vault, KEPT, 0)[..], &around.unwrap_or_default()[..])?;
             events.push(Event::AnchorFound { vault: vault.to_string() });
             Ok(())
-        })
+        })?;
+        self.look_at_datasets()
     }
 
     /// Notes that the anchor of a vault is about to be retired, so it does not count as missing afterwards. If the
@@ -178,7 +198,11 @@ impl State {
     /// [`ServerError::Database`].
     pub fn will_put_away(&self, vault: &VaultId) -> Result<()> {
         self.write(|write, _| {
-            write.open_table(LEASES)?.remove(&lease_key(vault, KEPT, 0)[..])?;
+            let mut table = write.open_table(LEASES)?;
+            let around = table.remove(&lease_key(vault, KEPT, 0)[..])?.map(|row| row.value().to_vec());
+            if let Some(around) = around {
+                table.insert(&lease_key(vault, ON_ITS_WAY, 0)[..], &around[..])?;
+            }
             Ok(())
         })?;
         self.look_at_datasets()
@@ -190,7 +214,9 @@ impl State {
     /// [`ServerError::Database`].
     pub fn note_not_kept(&self, vault: &VaultId, event: Event) -> Result<()> {
         self.write(|write, events| {
-            write.open_table(LEASES)?.remove(&lease_key(vault, KEPT, 0)[..])?;
+            let mut leases = write.open_table(LEASES)?;
+            leases.remove(&lease_key(vault, KEPT, 0)[..])?;
+            leases.remove(&lease_key(vault, ON_ITS_WAY, 0)[..])?;
             write.open_table(RESTORED)?.remove(&vault.0[..])?;
             events.push(event);
             Ok(())

@@ -66,8 +66,14 @@ impl State {
         let id = HEXLOWER.decode(vault.as_bytes()).ok().and_then(|id| id.try_into().ok());
         let granted = VaultId(id.ok_or_else(damaged)?);
         let mut table = write.open_table(RESTORED)?;
-        for vault in self.restored().into_iter().filter(|vault| self.is_within(vault, &granted)) {
-            let Some(row) = table.get(&vault.0[..])?.map(|row| row.value().to_vec()) else { continue };
+        // Not by the copy in memory: who holds that may wait for this transaction.
+        let mut rows = Vec::new();
+        for row in table.iter()? {
+            let (vault, hosts) = row?;
+            let vault = vault.value().try_into().map(VaultId).map_err(|_| damaged())?;
+            rows.push((vault, hosts.value().to_vec()));
+        }
+        for (vault, row) in rows.into_iter().filter(|(vault, _)| self.is_within(vault, &granted)) {
             let mut waits_for: BTreeSet<String> = serde_json::from_slice(&row).map_err(|_| damaged())?;
             waits_for.insert(host.into());
             table.insert(&vault.0[..], &serde_json::to_vec(&waits_for).unwrap_or_default()[..])?;

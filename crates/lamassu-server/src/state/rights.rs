@@ -51,6 +51,8 @@ impl State {
 
     /// Brings the copy in memory up to date.
     pub(super) fn look_at_datasets(&self) -> Result<()> {
+        // An older copy must not take the place of a newer one.
+        let _one = self.reading_lies_in.lock();
         let lies_in = self.read_lies_in()?;
         *self.lies_in.write() = lies_in;
         Ok(())
@@ -64,6 +66,16 @@ impl State {
     /// A vault, and those that it lies in, from the inside out.
     pub fn with_those_around(&self, vault: &VaultId) -> impl Iterator<Item = VaultId> + use<> {
         with_those_around(&self.lies_in.read(), vault).collect::<Vec<_>>().into_iter()
+    }
+
+    /// Whether anything is known of a vault: somebody was granted it, its anchor is or was here, or a dataset lies in
+    /// it. Its place in another vault is then not anybody's to say.
+    pub fn is_spoken_for(&self, vault: &VaultId) -> Result<bool> {
+        let id = vault.to_string();
+        let is_granted = self.hosts().values().any(|host| host.vaults.contains(&id))
+            || self.tokens.read().values().any(|pending| pending.vaults.contains(&id));
+        let has_inside = self.lies_in.read().values().any(|around| around == vault);
+        Ok(is_granted || has_inside || self.keeps(vault)?)
     }
 
     /// Whether a vault is `around`, or lies in it.

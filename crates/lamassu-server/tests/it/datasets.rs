@@ -193,16 +193,24 @@ fn a_dataset_is_put_into_no_vault_but_ones_own() {
             let put = anchors.clone().put(tokio_stream::iter([first])).await;
             assert_eq!(put.unwrap_err().code(), Code::PermissionDenied);
         }
+        // Nor one that another host was granted, and has not put there yet.
+        tokio::task::block_in_place(|| lab.grant(a, &"07".repeat(16)));
+        let first = proto::PutRequest { vault: vec![7; 16], around: id_of(&own), ..Default::default() };
+        let put = anchors.clone().put(tokio_stream::iter([first])).await;
+        assert_eq!(put.unwrap_err().code(), Code::PermissionDenied);
         let first = proto::PutRequest { vault: nobodys, around: vec![1; 3], ..Default::default() };
         let put = anchors.clone().put(tokio_stream::iter([first])).await;
         assert_eq!(put.unwrap_err().code(), Code::InvalidArgument);
     });
-    // What another host's vault is cannot be claimed for one's own: the anchor is there already.
+    // What another host has to do with cannot be claimed for a vault of one's own.
     evil.run(&format!("anchor move store/e {}", lab.url())).ok();
     Runtime::new().unwrap().block_on(async {
         let anchors = AnchorsClient::new(channel(&lab, "evil"));
-        let first = proto::PutRequest { vault: id_of(&id), around: id_of(&own), ..Default::default() };
-        anchors.clone().put(tokio_stream::iter([first])).await.unwrap_err();
+        for vault in [id_of(&id), vec![7; 16]] {
+            let first = proto::PutRequest { vault, around: id_of(&own), ..Default::default() };
+            let put = anchors.clone().put(tokio_stream::iter([first])).await;
+            assert_eq!(put.unwrap_err().code(), Code::PermissionDenied);
+        }
     });
     let status = evil.run(&format!("ls --anchor {} store/v", lab.url()));
     status.code(68);
@@ -241,6 +249,16 @@ fn hosts_share_datasets_as_they_share_the_vault() {
         fs::set_permissions(host.file("moved"), fs::Permissions::from_mode(mode)).unwrap();
         hosts.iter().for_each(|host| assert_eq!(fs::metadata(host.file("moved")).unwrap().mode() & 0o777, mode));
     }
+    // A handle inside, whose host does not look the dataset up again; and a change of its inside by that host.
+    let inside = File::options().write(true).create(true).truncate(false).open(b.file("moved/inside")).unwrap();
+    fs::set_permissions(a.file("moved"), fs::Permissions::from_mode(0o700)).unwrap();
+    (&inside).write_all(b"text").unwrap();
+    let root = File::open(b.file("moved")).unwrap();
+    fs::set_permissions(a.file("moved"), fs::Permissions::from_mode(0o701)).unwrap();
+    (&inside).write_all(b"text").unwrap();
+    rustix::fs::fsetxattr(&root, "user.by", b"handle", rustix::fs::XattrFlags::empty()).unwrap();
+    assert_eq!(fs::metadata(c.file("moved")).unwrap().mode() & 0o777, 0o701);
+    drop((inside, root));
     let attribute = Command::new("setfattr").args(["-n", "user.of", "-v", "root"]).arg(a.file("moved")).status();
     assert!(attribute.unwrap().success());
     let shown =
@@ -260,6 +278,9 @@ fn hosts_share_datasets_as_they_share_the_vault() {
     first.unlock().unwrap();
     second.try_lock().unwrap();
     drop((first, second, open));
+    c.run("dataset list m-c/moved").ok();
+    c.run("profile show m-c moved/two").ok();
+    c.run("profile show m-c/moved two").ok();
     let datasets = c.run("dataset list m-c").ok();
     assert_eq!(datasets.out.lines().filter(|line| line.contains("moved")).count(), 2, "{}", datasets.out);
     b.run("dataset set m-b/moved compress=lz4").ok();

@@ -56,6 +56,18 @@ impl Forest {
         above.record_change(entry, |row| (row.mode, row.uid, row.gid) = (mode & MODE_BITS, uid, gid))
     }
 
+    /// The vault of an inode whose attributes are about to change. The root of a dataset first takes over what its
+    /// entry in the vault around it says: another host may have changed that.
+    fn to_change(&self, ino: Ino) -> Result<Arc<Vault>> {
+        let (vault, member) = (self.at(ino)?, member_of(ino));
+        if self.are_by_turns() && member != ROOT_MEMBER && local(ino) == ROOT {
+            let slot = self.slot(member)?;
+            self.dataset_root_attr(&slot)?;
+            slot.entry.lock().iter().for_each(|entry| vault.root_permissions.follow(*entry));
+        }
+        Ok(vault)
+    }
+
     /// The vault of an open handle.
     fn of(&self, handle: HandleId) -> Result<Arc<Vault>> {
         self.at(handle.0)
@@ -203,7 +215,7 @@ impl FileSystem for Forest {
     }
 
     fn setattr(&self, ino: Ino, handle: Option<HandleId>, set: &SetAttr) -> Result<Attr> {
-        let vault = self.at(ino)?;
+        let vault = self.to_change(ino)?;
         let done = vault.setattr(local(ino), handle.map(local_handle), set);
         if ino == ROOT
             && let Ok(attr) = done
@@ -304,6 +316,10 @@ impl FileSystem for Forest {
 
     fn permissions(&self, dir: Ino) -> Result<(u32, u32)> {
         self.dir_permissions(dir)
+    }
+
+    fn is_open(&self, ino: Ino) -> Result<()> {
+        self.at(ino).map(drop)
     }
 
     fn locks(&self, number: u64) -> Option<Arc<dyn Locks>> {
@@ -414,7 +430,7 @@ impl FileSystem for Forest {
     }
 
     fn set_xattr(&self, ino: Ino, name: &OsStr, value: &[u8], mode: SetXattr) -> Result<()> {
-        let vault = self.at(ino)?;
+        let vault = self.to_change(ino)?;
         vault.set_xattr(local(ino), name, value, mode)?;
         // An access list contains a mode.
         self.root_changed(ino, &vault)
@@ -428,7 +444,7 @@ impl FileSystem for Forest {
     }
 
     fn remove_xattr(&self, ino: Ino, name: &OsStr) -> Result<()> {
-        let vault = self.at(ino)?;
+        let vault = self.to_change(ino)?;
         vault.remove_xattr(local(ino), name)?;
         self.root_changed(ino, &vault)
     }

@@ -78,11 +78,19 @@ pub(super) struct ByTurns {
     /// The attributes of the mount's root as this host last read them: in this turn, or in its last one. Requests to
     /// the daemon go to the root, which therefore opens also while this host can have no turn.
     pub root: Mutex<Option<Attr>>,
+    /// Whether something that was written in the last turn could not be committed.
+    pub has_lost: AtomicBool,
 }
 
 impl ByTurns {
     pub fn new(turns: Arc<Turns>, locks: Arc<dyn Locks>, root: Option<Attr>) -> Arc<ByTurns> {
-        Arc::new(ByTurns { turns, locks, left: RwLock::default(), root: Mutex::new(root) })
+        Arc::new(ByTurns {
+            turns,
+            locks,
+            left: RwLock::default(),
+            root: Mutex::new(root),
+            has_lost: AtomicBool::new(false),
+        })
     }
 }
 

@@ -317,7 +317,10 @@ impl Forest {
     pub fn resolve_from(&self, member: Number, path: &OsStr) -> Result<Entry> {
         let names = components(path)?;
         // The root of a member needs no reference, and giving one back changes nothing there.
-        let root = Entry { attr: self.root_attr(&*self.slot(member)?)?, generation: 0 };
+        // Its attributes are not of interest, and would need the vault around it.
+        let slot = self.slot(member)?;
+        let attr = if member == ROOT_MEMBER { self.root_attr(&slot)? } else { slot.backing_attr()? };
+        let root = Entry { attr: Attr { ino: root_of(member), ..attr }, generation: 0 };
         descend(EntryRef::new(self, root), &names).map(EntryRef::into_entry)
     }
 

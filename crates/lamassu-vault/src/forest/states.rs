@@ -199,8 +199,13 @@ impl Forest {
                 }
             }
             // After this no opening is under way, and none begins.
+            let mut is_used_again = false;
             for slot in &slots {
                 let _opening = slot.opening.lock();
+                if slot.by_turns().is_some() && slot.number != ROOT_MEMBER {
+                    is_used_again = true;
+                    continue;
+                }
                 if slot.loaded().is_none() {
                     *slot.inside.write() = Inside::Unloaded;
                     // Keys of an opening that failed may be kept, too.
@@ -208,6 +213,9 @@ impl Forest {
                         self.opener.unloading(slot.number);
                     }
                 }
+            }
+            if is_used_again {
+                continue;
             }
             let loaded: Vec<_> = slots.iter().filter_map(|s| Some((s, s.loaded()?))).collect();
             if loaded.is_empty() {

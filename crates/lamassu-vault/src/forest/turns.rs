@@ -93,6 +93,7 @@ impl Forest {
         let Some(vault) = slot.take_loaded() else { return Ok(()) };
         let (now_left, done) = vault.leave();
         *left = Some(Mutex::new(now_left));
+        by_turns.has_lost.store(done.is_err(), Ordering::Release);
         done
     }
 
@@ -115,19 +116,21 @@ impl Forest {
         let Some(by_turns) = slot.by_turns() else { return Ok(false) };
         by_turns.turns.retire();
         let left = by_turns.left.write().take().map(Mutex::into_inner);
-        let has_lost = left.as_ref().is_some_and(Left::has_lost);
+        let has_lost = by_turns.has_lost.load(Ordering::Acquire) || left.as_ref().is_some_and(Left::has_lost);
         {
             let _opening = slot.opening.lock();
             *slot.inside.write() = Inside::Unloaded;
             *slot.by_turns.write() = None;
         }
         let references = left.map(|left| left.references()).unwrap_or_default();
+        {
+            let mut owed = slot.owed.lock();
+            for (ino, count) in &references {
+                *owed.counts.entry(*ino).or_default() += count;
+            }
+        }
         if let Some(cache) = self.cache.get() {
             references.iter().for_each(|(ino, _)| cache.drop_inode(global(slot.number, *ino)));
-        }
-        let mut owed = slot.owed.lock();
-        for (ino, count) in references {
-            *owed.counts.entry(ino).or_default() += count;
         }
         match has_lost {
             true => Err(errno("commit what was written before it was unloaded", libc::EIO)),
@@ -144,11 +147,15 @@ impl Forest {
             Ok(st) => st.nlink == 0,
             Err(error) => is_not_found(&error) || error.raw_os_error() == Some(libc::ESTALE),
         };
+        let Some(_one) = self.changing.try_lock() else { return };
         for slot in self.at_or_below(ROOT_MEMBER) {
             if slot.number != ROOT_MEMBER && slot.by_turns().is_some() && is_gone(&slot) {
+                tracing::warn!(dataset = %slot.id, "another host has destroyed a dataset that is in use here");
                 // What was written there is gone with it.
                 let _ = self.retire_turns(&slot);
                 self.opener.unloading(slot.number);
+                self.table.write().remove(&slot.number);
+                self.crossings.write().retain(|_, number| *number != slot.number);
             }
         }
     }

@@ -164,6 +164,8 @@ impl RekeyRun<'_> {
         walk.seen.clear();
         walk.finished.clear();
         walk.missing.clear();
+        // A file that was left in the middle may be under an older key before that.
+        walk.half = None;
         if self.choice.is_none() {
             self.watch();
         }
