@@ -331,13 +331,16 @@ class Run:
             self.ledger[name] = "there" if is_synced and what == "made" else "gone" if is_synced else "unknown"
 
     def judge_counters(self, calls):
-        """Each increment ended while its host had the lock, so those that were synced ascend."""
+        """No number comes twice, and one that ended before another began is the smaller one. (They need not end in their order: the answer to a sync
+        that was carried out may come when the host has lost the lock, and another one has gone on from its number.)"""
         done = [call for call in calls if call["kind"] == "locked" and call["what"][1] == "increment" and not call["errno"]]
-        for call in sorted(done, key=lambda call: call["ended"]):
-            kind, number = call["what"][0], int(call["result"])
-            if number <= self.counters[kind]:
-                raise Failure(f"counter {kind}: {number} follows {self.counters[kind]}: two had the lock, or an increment was lost: {call}")
-            self.counters[kind] = number
+        for kind, before in self.counters.items():
+            last, begun = before, 0
+            for number, call in sorted(((int(c["result"]), c) for c in done if c["what"][0] == kind), key=lambda found: found[0]):
+                if number <= last or call["ended"] < begun:
+                    raise Failure(f"counter {kind}: {number} after {last}: two had the lock, or an increment was lost: {call}")
+                last, begun = number, max(begun, call["begun"])
+            self.counters[kind] = last
         self.counts["increments"] += len(done)
 
     def now_is(self):
