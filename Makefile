@@ -62,7 +62,7 @@ passthrough: ## builds the mount without encryption that benchmarks and xfstests
 	cargo build --locked --release --package lamassu-fuse --example passthrough
 
 bench-programs: ## builds what benchmarks alone use: that mount, a mount whose ciphers are measured, and the ciphers by themselves
-	cargo build --locked --release --package lamassu-fuse --package lamassu-crypto --package lamassu-store --package lamassu-server --features lamassu-crypto/measure --example load --example passthrough --example measured --example speed --example tree
+	cargo build --locked --release --package lamassu-fuse --package lamassu-crypto --package lamassu-store --package lamassu-server --features lamassu-crypto/measure --example load --example oblivious --example passthrough --example measured --example speed --example tree
 
 test: ## runs every check within its time budget, and sums up the counts
 	scripts/test

@@ -1,4 +1,4 @@
-"""What a server of shared vaults does by itself: rows committed, and leases given, in a second; with its state in files, and in etcd.
+"""What a server of shared vaults does by itself: rows committed, and leases given, in a second, with its state in files, and in etcd; and its oblivious keys.
 
 Server, etcd (one member, and three) and clients are processes of this machine; their state is on its disk. `load` is an example of the server's crate: it has no
 anchor of its own, and speaks the protocol alone.
@@ -31,12 +31,21 @@ def run_all(bench):
         raise DemoError(f"{load} is not there: `make bench-programs` builds it")
     systems = [name for name, members in MEMBERS.items() if not members or have("etcd")][:bench.size(len(MEMBERS), 2)]
     seconds, samples = bench.size(10, 1), []
+    oblivious = [row | {"run": number} for number in range(bench.runs) for row in oblivious_rates(bench, load.with_name("oblivious"))]
     for number, name in measure.alternating(systems, bench.runs, bench.minutes):
         with Undo() as undo:
             found = measured(undo, bench, load, MEMBERS[name], seconds)
         samples += [{"system": name, "run": number, "workload": workload, "value": value} for workload, value in found.items()]
         say(f"server, run {number + 1} of {bench.runs}, {name}: " + ", ".join(f"{what} {value}" for what, value in found.items()))
-    return {"seconds": seconds, "batch": BATCH, "vaults": VAULTS, "runs": 1 + samples[-1]["run"], "units": UNITS, "samples": samples}
+    return {"seconds": seconds, "batch": BATCH, "vaults": VAULTS, "runs": 1 + samples[-1]["run"], "units": UNITS, "samples": samples, "oblivious": oblivious}
+
+
+def oblivious_rates(bench, oblivious):
+    """MB/s by a core: blocks of 4 KiB written for the first time and again, and what a server evaluates."""
+    with bench.quiet():
+        rows = json.loads(run(oblivious, bench.size(8192, 512)).stdout)
+    say("server, oblivious keys: " + "; ".join(", ".join(f"{what} {value:.0f}" for what, value in row.items()) for row in rows))
+    return rows
 
 
 def free_port():

@@ -1,5 +1,6 @@
 //! How fast blocks of 4 KiB are sealed under an oblivious K_in, by one core of a host, and by one core of its server:
 //! `oblivious [BLOCKS]`. Both are in this process, without a network, and each by the processor's time that it took.
+//! `scripts/bench server` runs it. Prints one JSON document, rates in MB/s.
 
 use lamassu_crypto::oblivious::{Evaluate, KeyServerFault, Oblivious};
 use lamassu_crypto::oprf::{Element, Evaluation, ServerKey};
@@ -35,12 +36,11 @@ impl Evaluate for Server {
 
 fn main() {
     let blocks: usize = std::env::args().nth(1).map_or(8192, |n| n.parse().expect("a number"));
-    for batch in BATCHES {
-        measure(blocks.next_multiple_of(batch), batch);
-    }
+    let rows = BATCHES.map(|batch| measure(blocks.next_multiple_of(batch), batch));
+    println!("{}", serde_json::Value::from(rows.to_vec()));
 }
 
-fn measure(blocks: usize, batch: usize) {
+fn measure(blocks: usize, batch: usize) -> serde_json::Value {
     let key = ServerKey::derive(&Secret::new(&mut [3; 32]), b"measure");
     let server = Arc::new(Server { key, nanos: AtomicU64::new(0) });
     let oblivious = Arc::new(Oblivious::new(*server.key.public(), server.clone()));
@@ -62,15 +62,7 @@ fn measure(blocks: usize, batch: usize) {
     let (first, at_server) = seal();
     let (again, _) = seal();
     let rate = |time: Duration| (blocks * BLOCK) as f64 / 1e6 / time.as_secs_f64();
-    let micros = |time: Duration| time.as_secs_f64() * 1e6 / blocks as f64;
-    println!(
-        "batches of {batch}: first write {:.0} MB/s a core ({:.1} us a block); server {:.0} MB/s a core ({:.1} us); again {:.0} MB/s",
-        rate(first),
-        micros(first),
-        rate(at_server),
-        micros(at_server),
-        rate(again),
-    );
+    serde_json::json!({"batch": batch, "first": rate(first), "server": rate(at_server), "again": rate(again)})
 }
 
 fn taken(clock: ClockId) -> Duration {

@@ -151,7 +151,10 @@ def rows_of_server(result):
     samples = result["samples"]
     value = lambda s, w: median(by(samples, system=s, workload=w), "value")  # noqa: E731
     own, *others = names(samples, "system")
-    return [["server", f"{w}, {result['units'][w]}, state in {own}", number(value(own, w)), "; ".join(f"{number(value(s, w))}, {s}" for s in others) or "–",
+    sealed = result.get("oblivious", [])
+    oblivious = [["server", "blocks of 4 KiB under an oblivious key, MB/s by a core: written first / again / evaluated by the server",
+                  each(median(sealed, what) for what in ("first", "again", "server")), "60, asked of first writes", number(median(sealed, "first") / 60)]] if sealed else []
+    return oblivious + [["server", f"{w}, {result['units'][w]}, state in {own}", number(value(own, w)), "; ".join(f"{number(value(s, w))}, {s}" for s in others) or "–",
              "; ".join(number(value(own, w) / value(s, w) if value(s, w) else None) for s in others) or "–"] for w in names(samples, "workload")]
 
 
