@@ -159,7 +159,11 @@ impl Server {
                 known.is_refused = false;
                 step.replies.push((session, Reply::Alive { beat }));
             }
-            Call::Resume { held, locks } => self.resume(session, &held, &locks, now, &mut step),
+            Call::Resume { held, locks } => {
+                // What was decided before the report, also by this step, must not reach the new connection (R10).
+                step.replies.retain(|(of, _)| *of != session);
+                self.resume(session, &held, &locks, now, &mut step);
+            }
             Call::Acquire { request, object, mode } => {
                 let held = self.objects.entry(object).or_default();
                 // A client sends one request at a time; more are ignored.

@@ -1,4 +1,5 @@
 use super::*;
+use crate::locks::{LockKey, LockKind, Range};
 
 const OBJECT: Object = Object(1);
 
@@ -130,4 +131,21 @@ fn a_session_waits_once() {
     let step = server.call(a, Call::Release { grant, keeps: None }, Millis(300));
     assert_eq!(step.replies.len(), 1);
     assert!(server.objects.get(&OBJECT).is_some_and(|held| held.waiting.is_empty()));
+}
+
+/// The report by which a session comes back is the first that the server hears after another one's term. Grants and
+/// locks of that moment are not in the report, so the session must not hear of them (R10).
+#[test]
+fn what_a_report_frees_is_not_given_to_the_session_that_reports() {
+    let term = Terms::DEFAULT.term();
+    let (mut server, a, b, _) = contended();
+    for (session, request) in [(a, RequestNo(8)), (b, RequestNo(9))] {
+        let key = LockKey { file: OBJECT, kind: LockKind::Range, owner: 1 };
+        let lock = Lock { key, range: Range::new(0, 9).unwrap(), mode: Mode::Exclusive, pid: 1 };
+        let _ = server.call(session, Call::Lock { request, lock, waits: true }, Millis(100));
+    }
+    assert!(beats(&mut server, b, Millis(200)));
+    let step = server.call(b, Call::Resume { held: vec![], locks: vec![] }, Millis(100) + term);
+    assert_eq!(step.replies, [(a, Reply::Ended)]);
+    assert!(!server.is_alive(a) && server.is_alive(b) && !server.may_change(b, OBJECT));
 }
