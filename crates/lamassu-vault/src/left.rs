@@ -4,7 +4,8 @@
 //!
 //! The anchor is asked for the names of each node: the node keeps those that still lead to it, and gets those that it
 //! was given meanwhile. A handle is opened again when it is used. A node without any name is gone with the turn in
-//! which it lost the last one.
+//! which it lost the last one. So is one that no commit has recorded, if the turn is lost: another host may have given
+//! its number to something else.
 
 use crate::error::errno;
 use crate::handles::{Handle, OpenFile, fresh_handle};
@@ -230,6 +231,9 @@ impl Vault {
                 left_handles.lost.insert(id);
             }
             left_handles.handles.insert(id, left);
+        }
+        if let Some(anchored) = &self.anchored {
+            self.nodes.lock().bury_from(anchored.anchor.first_loose());
         }
         let (nodes, handles) = (self.nodes.lock().take(), LeftHandles::of(left_handles));
         (Left { nodes, handles, moved: self.moved.take() }, done)

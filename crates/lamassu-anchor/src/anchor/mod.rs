@@ -107,6 +107,7 @@ impl Anchor {
     fn of(table: Arc<dyn Table>, vault: VaultRow) -> Anchor {
         let (tokens, degree) = (vault.tokens.clone(), 1 << vault.degree_log2);
         let state = State {
+            durable_next: vault.next_object,
             vault,
             queued: Layer::default(),
             flying: None,
@@ -381,6 +382,11 @@ impl Anchor {
     /// The current position in the queue: a barrier of the store that begins now covers every entry made so far.
     pub fn mark(&self) -> EntryMark {
         EntryMark(self.state.lock().made)
+    }
+
+    /// The first number of an object that no commit has given away: if the session is lost, the next one may give it.
+    pub fn first_loose(&self) -> ObjectId {
+        self.state.lock().durable_next
     }
 
     /// The number of queued changes.

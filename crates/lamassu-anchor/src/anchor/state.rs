@@ -9,6 +9,8 @@ use std::sync::Arc;
 
 pub(super) struct State {
     pub vault: VaultRow,
+    /// The next number of an object, as of the last commit.
+    pub durable_next: ObjectId,
     pub queued: Layer,
     /// The changes in flight.
     pub flying: Option<Arc<Layer>>,
@@ -63,6 +65,7 @@ impl State {
         let layer = Arc::into_inner(flying).unwrap_or_default();
         match done {
             Ok(()) => {
+                self.durable_next = layer.vault.as_ref().map_or(self.durable_next, |vault| vault.next_object);
                 self.due.extend(layer.intents());
                 Ok(())
             }

@@ -34,6 +34,17 @@ impl NodeTable {
         table
     }
 
+    /// Forgets which objects nodes are whose numbers were not recorded before the turn was lost.
+    pub fn bury_from(&mut self, first: ObjectId) {
+        let loose: Vec<Ino> = self.nodes.iter().filter(|(_, node)| node.object >= first).map(|(ino, _)| *ino).collect();
+        for ino in loose {
+            self.is_gone(ino);
+            if let Some(node) = self.nodes.get_mut(&ino) {
+                node.object = ObjectId::default();
+            }
+        }
+    }
+
     /// The names in directories for whose objects `is_wanted` is true.
     pub fn named_in(&self, is_wanted: impl Fn(ObjectId) -> bool) -> Vec<Named> {
         let mut found = Vec::new();

@@ -147,3 +147,44 @@ fn contents_that_were_synced_are_not_reported_as_lost() {
     assert_eq!([handles[0], again, handles[2], handles[3], handles[4]].map(told), [ok, ok, lost, lost, ok]);
     assert_eq!(told(reader), lost, "its name was not durable");
 }
+
+/// Numbers of objects that no commit has recorded are given again by the next session, on any host. Files that have
+/// them here, and are still open, must not become those of that number.
+#[test]
+fn a_file_that_was_lost_does_not_become_another_hosts() {
+    for their_name in ["q/theirs", "p/mine"] {
+        let (lab, vault, table) = lent();
+        let [p, _] = ["p", "q"].map(|dir| vault.dir(dir));
+        vault.sync_all().unwrap();
+        let (entry, handle) = vault.new_file("p/mine");
+        vault.write(handle, 0, b"mine").unwrap();
+        let inside = vault.dir("p/inside");
+        table.end();
+        let (left, done) = vault.leave();
+        done.unwrap_err();
+        // Another host.
+        table.has_ended.store(false, Ordering::SeqCst);
+        let other = lab.open();
+        other.put(their_name, b"theirs");
+        other.dir("q/dir-of-theirs");
+        other.close().unwrap();
+        // Which nobody tells this one of.
+        let vault = lab.open();
+        vault.take_up(left, None).map_err(|(_, error)| error).unwrap();
+        assert_eq!(vault.get(their_name), b"theirs");
+        assert!(vault.ino(their_name) != entry.attr.ino, "{their_name} is taken for the file that is lost");
+        let gone = |done: Result<usize>| assert!(matches!(done, Err(VaultError::Stale)), "{their_name}: {done:?}");
+        // That it is lost is told first.
+        assert!(vault.write(handle, 0, b"late").is_err());
+        gone(vault.read(handle, 0, &mut [0; 10]));
+        gone(vault.write(handle, 0, b"late"));
+        gone(vault.getattr(inside, None).map(|_| 0));
+        assert!(vault.find("q/dir-of-theirs").unwrap().attr.ino != inside);
+        assert_eq!(vault.get(their_name), b"theirs");
+        assert_eq!(vault.ino("p"), p, "what was recorded keeps its number");
+        vault.release(handle).unwrap();
+        let problems = vault.check(&[], false, &Quiet).unwrap().problems;
+        assert!(problems.iter().all(|problem| problem.harmless), "{problems:#?}");
+        vault.close().unwrap();
+    }
+}
