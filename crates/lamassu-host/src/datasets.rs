@@ -15,15 +15,19 @@ use lamassu_keys::history::EventKind;
 use lamassu_keys::{Argon2Params, Event, Material, NewDataset, NewSlot, Update, create_dataset, unix_now};
 use lamassu_vault::forest::{Number, ROOT_MEMBER, State, local, member_of, root_of};
 use lamassu_vault::turns::Need;
-use lamassu_vault::{EntryRef, FileSystem, Ino, Owner, Vault, VaultError};
+use lamassu_vault::{EntryRef, FileSystem, Forest, Ino, Owner, Vault, VaultError};
 use serde::Serialize;
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Key material for a dataset of its own, and the cost of a passphrase.
 pub type Own = (Material, Argon2Params);
+
+/// The root of a dataset.
+type Root = EntryRef<Arc<Forest>>;
 
 /// Bytes of an answer for a list; the client asks for the rest.
 const LIST_LEN_MAX: usize = 12 << 10;
@@ -264,22 +268,35 @@ impl Served {
     /// fit into an answer.
     pub fn list_datasets(&self, caller: &Caller, dir: Ino, after: Option<&str>) -> Result<Datasets> {
         self.may_work_in(caller, dir)?;
-        let _turn = turns::hold(self.forest(), dir, Need::LOOK);
-        if self.forest().vault(member_of(dir)).is_none() {
-            return Err(VaultError::KeyNotLoaded.into());
+        let (mut all, eyes) = (Datasets::default(), Eyes::of(caller));
+        let mut inside = {
+            let _turn = turns::hold(self.forest(), dir, Need::LOOK);
+            if self.forest().vault(member_of(dir)).is_none() {
+                return Err(VaultError::KeyNotLoaded.into());
+            }
+            self.list_in(dir, Path::new(""), &eyes, &mut all)?
+        };
+        // Only one vault is held at a time: another host may have a dataset for long.
+        while let Some((root, shown)) = inside.pop() {
+            let _turn = turns::hold(self.forest(), root.ino(), Need::LOOK);
+            match self.list_in(root.ino(), &shown, &eyes, &mut all) {
+                Ok(found) => inside.extend(found),
+                // A damaged dataset does not hide the others.
+                Err(error) => all.not_seen(&shown, error.root_cause()),
+            }
         }
-        let mut all = Datasets::default();
-        self.list_below(dir, Path::new(""), &Eyes::of(caller), &mut all)?;
         all.datasets.sort_by(|a, b| a.path.cmp(&b.path));
         all.page(after)
     }
 
-    fn list_below(&self, dir: Ino, base: &Path, eyes: &Eyes, all: &mut Datasets) -> Result<()> {
-        let above = member_of(dir);
+    /// Adds the datasets in one vault, below a directory. Returns the roots of those in which there may be others, and
+    /// the paths that are shown of them.
+    fn list_in(&self, dir: Ino, base: &Path, eyes: &Eyes, all: &mut Datasets) -> Result<Vec<(Root, PathBuf)>> {
+        let (above, mut inside) = (member_of(dir), Vec::new());
         if !self.sees(eyes, dir)? {
-            return Ok(());
+            return Ok(inside);
         }
-        let Some(vault) = self.forest().vault(above) else { return Ok(()) };
+        let Some(vault) = self.forest().vault(above) else { return Ok(inside) };
         let start = self.forest().plain_path_in(dir)?;
         let shown = |plain: &Path| base.join(plain.strip_prefix(&start).unwrap_or(plain));
         let found = vault.datasets(local(dir))?;
@@ -295,12 +312,12 @@ impl Served {
                 continue;
             }
             let shown = shown(&plain);
-            // A damaged dataset does not hide the others.
-            if let Err(error) = self.list_one((above, &plain), &shown, eyes, all) {
-                all.not_seen(&shown, error.root_cause());
+            match self.list_one((above, &plain), &shown, all) {
+                Ok(root) => inside.extend(root.map(|root| (root, shown))),
+                Err(error) => all.not_seen(&shown, error.root_cause()),
             }
         }
-        Ok(())
+        Ok(inside)
     }
 
     /// Whether the caller may search a directory.
@@ -329,16 +346,13 @@ impl Served {
         is_open
     }
 
-    fn list_one(&self, (above, plain): (Number, &Path), shown: &Path, eyes: &Eyes, all: &mut Datasets) -> Result<()> {
-        let root = self.forest().resolve_from(above, plain.as_os_str())?.attr.ino;
-        all.datasets.push(self.described(member_of(root), shown)?);
-        match self.forest().member(member_of(root))?.state {
-            State::Loaded => {
-                let _turn = turns::hold(self.forest(), root, Need::LOOK);
-                self.list_below(root, shown, eyes, all)
-            }
-            State::Sighted | State::Locked | State::Unloaded => Ok(()),
-        }
+    /// The root, if the dataset is loaded.
+    fn list_one(&self, (above, plain): (Number, &Path), shown: &Path, all: &mut Datasets) -> Result<Option<Root>> {
+        let root = EntryRef::new(self.forest().clone(), self.forest().resolve_from(above, plain.as_os_str())?);
+        let member = member_of(root.ino());
+        all.datasets.push(self.described(member, shown)?);
+        let is_loaded = self.forest().member(member)?.state == State::Loaded;
+        Ok(is_loaded.then_some(root))
     }
 
     fn described(&self, member: Number, shown: &Path) -> Result<Listed> {

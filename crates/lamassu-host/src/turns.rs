@@ -167,8 +167,9 @@ impl Driver {
                 Ok(now) => now,
                 Err(NoTurn::Over) => break,
                 Err(NoTurn::Locked) => {
-                    self.forest.has_no_key(self.member);
+                    // In this order: `key load` brings keys as soon as it is locked.
                     self.keeper.forget(self.member);
+                    self.forest.has_no_key(self.member);
                     break;
                 }
             };

@@ -4,6 +4,7 @@
 //! One barrier of the whole store serves any number of files: their marks are taken before it, and each is settled up
 //! to its mark after it.
 
+use crate::anchored::RECOVERY_STEP;
 use crate::error::io;
 use crate::handles::{Millis, OpenFile};
 use crate::inode::StoreId;
@@ -328,7 +329,7 @@ impl Vault {
             first.note(self.sync_store());
         }
         first.note(self.commit_anchor_at(now));
-        first.note(self.recover_some());
+        first.note(self.recover_for(RECOVERY_STEP));
         first.0.inspect_err(|_| self.room.doubt_refusals(gains))
     }
 

@@ -36,7 +36,7 @@ pub(crate) use depart::Departing;
 pub(crate) use entries::over_row;
 pub(crate) use make::{Fresh, TRIES_MAX};
 pub(crate) use moves::Moving;
-pub(crate) use recover::MovesLeft;
+pub(crate) use recover::{MovesLeft, RECOVERY_STEP};
 pub(crate) use take::shown as shown_attrs;
 pub(crate) use trees::TreeFiles;
 
@@ -124,14 +124,13 @@ impl Anchored {
     }
 
     /// The next of these files, by place.
-    fn next_open(&self, most: usize) -> Result<Vec<EntryPlace>> {
+    fn next_open(&self) -> Result<Option<EntryPlace>> {
         let to_recover = &mut *self.to_recover.lock();
         if !to_recover.objects.is_empty() {
             to_recover.places = self.anchor.places_of(&to_recover.objects)?.into_values().collect();
             to_recover.objects.clear();
         }
-        let left = to_recover.places.len().saturating_sub(most);
-        Ok(to_recover.places.split_off(left))
+        Ok(to_recover.places.pop())
     }
 
     /// The anchor's place of an entry of the store.

@@ -295,39 +295,25 @@ fn companion_of(vault: &Vault, name: &OsStr) -> Option<OsString> {
     }
 }
 
-/// Files recovered in one step of [`Vault::maintain`].
-const RECOVERED_AT_ONCE: usize = 16;
+/// For how long one step of [`Vault::maintain`] recovers files: another host may wait for the vault meanwhile.
+pub(crate) const RECOVERY_STEP: Duration = Duration::from_millis(200);
 
 impl Vault {
-    /// Recovers some of the files that earlier writers left open, by opening them.
+    /// Recovers files that earlier writers left open, by opening them, until a time has passed. Others are recovered
+    /// when they are opened, or by [`Vault::maintain`].
     ///
     /// # Errors
     /// [`VaultError::Anchor`]. A file that cannot be recovered is reported, and is an error when it is opened.
-    pub(crate) fn recover_some(&self) -> Result<()> {
-        self.recover_next(RECOVERED_AT_ONCE).map(drop)
-    }
-
-    /// Recovers files that earlier writers left open, until a time has passed. Others are recovered when they are
-    /// opened, or by [`Vault::maintain`].
-    ///
-    /// # Errors
-    /// As [`Vault::maintain`].
     pub(crate) fn recover_for(&self, time: Duration) -> Result<()> {
+        let Some(anchored) = &self.anchored else { return Ok(()) };
         let until = Instant::now() + time;
-        while Instant::now() < until && self.recover_next(1)? {}
-        Ok(())
-    }
-
-    /// False: there are none left.
-    fn recover_next(&self, most: usize) -> Result<bool> {
-        let Some(anchored) = &self.anchored else { return Ok(false) };
-        let next = anchored.next_open(most)?;
-        for place in &next {
-            if let Err(error) = self.recover_file(anchored, *place) {
+        while Instant::now() < until {
+            let Some(place) = anchored.next_open()? else { break };
+            if let Err(error) = self.recover_file(anchored, place) {
                 tracing::warn!(dir = place.dir.0, %error, "a file that a crash left open could not be recovered");
             }
         }
-        Ok(!next.is_empty())
+        Ok(())
     }
 
     fn recover_file(&self, anchored: &Anchored, place: EntryPlace) -> Result<()> {
