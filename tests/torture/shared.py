@@ -130,7 +130,7 @@ class Run:
 
     def link(self, machines):
         machine = machines.pop()
-        return Fault(f"link of {machine.name} down", {machine.name}, lambda: machine.host.link("down"), lambda: machine.host.link("up"),
+        return Fault(f"link of {machine.name} down", {machine.name}, lambda: machine.host.link("down"), lambda: machine.host.link("up"), terms=2,
                      sticks=self.lab.kind == "sshfs"), self.span(0.3, 3)
 
     def server(self, _):

@@ -1,6 +1,7 @@
 //! The calls of a file system. Each goes to the vault whose member number it carries, and the numbers in the answer
 //! become those of the whole.
 
+use super::member::GivenBack;
 use super::{Forest, Number, ROOT_MEMBER, State, global, global_handle, local, local_handle, member_of};
 use crate::error::{errno, io};
 use crate::file_system::FileSystem;
@@ -197,12 +198,7 @@ impl FileSystem for Forest {
     }
 
     fn forget(&self, ino: Ino, count: u64) {
-        let forget = || {
-            if let Ok(slot) = self.slot(member_of(ino)) {
-                slot.forget(local(ino), count);
-            }
-        };
-        self.beside_turns(member_of(ino), |left| left.forget(local(ino), count), forget);
+        let _ = self.give_back(member_of(ino), GivenBack::References(local(ino), count));
     }
 
     // The root of a dataset shows whether it is open or not.
@@ -342,8 +338,7 @@ impl FileSystem for Forest {
     }
 
     fn release(&self, handle: HandleId) -> Result<()> {
-        let release = || self.still_of(handle).map_or(Ok(()), |vault| vault.release(local_handle(handle)));
-        self.beside_turns(member_of(handle.0), |left| left.release(local_handle(handle)), release)
+        self.give_back(member_of(handle.0), GivenBack::File(local_handle(handle)))
     }
 
     fn fallocate(&self, handle: HandleId, mode: Fallocate, offset: u64, len: u64) -> Result<()> {
@@ -413,8 +408,7 @@ impl FileSystem for Forest {
     }
 
     fn release_dir(&self, handle: HandleId) -> Result<()> {
-        let release = || self.still_of(handle).map_or(Ok(()), |vault| vault.release_dir(local_handle(handle)));
-        self.beside_turns(member_of(handle.0), |left| left.release(local_handle(handle)), release)
+        self.give_back(member_of(handle.0), GivenBack::Dir(local_handle(handle)))
     }
 
     fn fsync_dir(&self, handle: HandleId) -> Result<()> {

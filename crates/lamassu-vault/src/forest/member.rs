@@ -7,7 +7,7 @@ use crate::left::Left;
 use crate::locks::Locks;
 use crate::root::ShownPermissions;
 use crate::turns::Turns;
-use crate::{Attr, Ino, ROOT, Result, Vault};
+use crate::{Attr, HandleId, Ino, ROOT, Result, Vault};
 use lamassu_format::header::VaultId;
 use lamassu_format::root::RootRecord;
 use lamassu_store::Backend;
@@ -75,11 +75,20 @@ pub(super) struct ByTurns {
     /// State that the last vault has left, while none is open. Held shared by operations without a turn, exclusively to
     /// begin or end a turn.
     pub left: RwLock<Option<Mutex<Left>>>,
+    /// What the kernel has given back, and was not taken back yet: it came while a turn began or ended.
+    pub given_back: Mutex<Vec<GivenBack>>,
     /// The attributes of the mount's root as this host last read them: in this turn, or in its last one. Requests to
     /// the daemon go to the root, which therefore opens also while this host can have no turn.
     pub root: Mutex<Option<Attr>>,
     /// Whether something that was written in the last turn could not be committed.
     pub has_lost: AtomicBool,
+}
+
+/// What the kernel has referred to until now, by numbers of the member.
+pub(super) enum GivenBack {
+    References(Ino, u64),
+    File(HandleId),
+    Dir(HandleId),
 }
 
 impl ByTurns {
@@ -88,6 +97,7 @@ impl ByTurns {
             turns,
             locks,
             left: RwLock::default(),
+            given_back: Mutex::default(),
             root: Mutex::new(root),
             has_lost: AtomicBool::new(false),
         })

@@ -5,7 +5,7 @@
 //! its mode and owner, is in the vault around it: those are shown in a turn of that vault. Its content is in a turn of
 //! the dataset. A change of both takes both turns, the outer one first.
 
-use super::member::{ByTurns, Inside, KnownMember};
+use super::member::{ByTurns, GivenBack, Inside, KnownMember};
 use super::{Cache, Forest, Number, ROOT_MEMBER, State, global, local, member_of};
 use crate::error::{errno, is_not_found};
 use crate::left::Left;
@@ -71,6 +71,8 @@ impl Forest {
         }
         *by_turns.root.lock() = Some(root);
         slot.set_loaded(Arc::new(vault));
+        drop(left);
+        by_turns.take_back(&slot);
         Ok(())
     }
 
@@ -94,6 +96,8 @@ impl Forest {
         let (now_left, done) = vault.leave();
         *left = Some(Mutex::new(now_left));
         by_turns.has_lost.store(done.is_err(), Ordering::Release);
+        drop(left);
+        by_turns.take_back(&slot);
         done
     }
 
@@ -115,6 +119,7 @@ impl Forest {
     pub(super) fn retire_turns(&self, slot: &KnownMember) -> Result<bool> {
         let Some(by_turns) = slot.by_turns() else { return Ok(false) };
         by_turns.turns.retire();
+        by_turns.take_back(slot);
         let left = by_turns.left.write().take().map(Mutex::into_inner);
         let has_lost = by_turns.has_lost.load(Ordering::Acquire) || left.as_ref().is_some_and(Left::has_lost);
         {
@@ -249,6 +254,19 @@ impl Forest {
         }
     }
 
+    /// The kernel gives something back. It does not wait for a turn that begins or ends, which may take as long as the
+    /// store and the server do.
+    ///
+    /// # Errors
+    /// Those of closing a handle, if it was not put off.
+    pub(super) fn give_back(&self, member: Number, what: GivenBack) -> Result<()> {
+        let Ok(slot) = self.slot(member) else { return Ok(()) };
+        let Some(by_turns) = self.by_turns(member) else { return slot.take_back(what) };
+        by_turns.given_back.lock().push(what);
+        by_turns.take_back(&slot);
+        Ok(())
+    }
+
     /// Does an operation that needs no turn: on the left state if no vault is open.
     pub(super) fn beside_turns<T>(
         &self,
@@ -348,6 +366,41 @@ impl Forest {
         match is_by_turns {
             true => errno("have the vault, which other hosts use too", libc::EIO),
             false => VaultError::KeyNotLoaded,
+        }
+    }
+}
+
+impl ByTurns {
+    /// Takes back what the kernel has given back, unless a turn begins or ends at this moment: that does it afterwards.
+    fn take_back(&self, slot: &KnownMember) {
+        let Some(left) = self.left.try_read() else { return };
+        for what in std::mem::take(&mut *self.given_back.lock()) {
+            let done = match (&*left, what) {
+                (Some(left), GivenBack::References(ino, count)) => {
+                    left.lock().forget(ino, count);
+                    Ok(())
+                }
+                (Some(left), GivenBack::File(handle) | GivenBack::Dir(handle)) => left.lock().release(handle),
+                (None, what) => slot.take_back(what),
+            };
+            if let Err(error) = done {
+                tracing::warn!(%error, "a file could not be closed");
+            }
+        }
+    }
+}
+
+impl KnownMember {
+    fn take_back(&self, what: GivenBack) -> Result<()> {
+        match (what, self.loaded()) {
+            (GivenBack::References(ino, count), _) => {
+                self.forget(ino, count);
+                Ok(())
+            }
+            (GivenBack::File(handle), Some(vault)) => vault.release(handle),
+            (GivenBack::Dir(handle), Some(vault)) => vault.release_dir(handle),
+            // What a vault had open ended with it.
+            (GivenBack::File(_) | GivenBack::Dir(_), None) => Ok(()),
         }
     }
 }
