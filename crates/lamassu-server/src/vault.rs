@@ -534,13 +534,14 @@ impl Inner {
         }
     }
 
-    /// Whether a session of a host may change the table.
+    /// Whether a session of a host may change the table. One that reads may not, although it gets an abandoned vault
+    /// exclusively: a policy may forbid its host to write, and that is judged when a session begins.
     ///
     /// # Errors
     /// [`Refused::Ended`].
     pub fn may_change(&self, session: SessionId, host: &str) -> Answer<()> {
-        let is_its = self.sessions.get(&session).is_some_and(|one| one.host == host);
-        match is_its && self.leases.may_change(session, VAULT) && !self.is_given_up {
+        let writes = self.sessions.get(&session).is_some_and(|one| one.host == host && one.used != Use::Reads);
+        match writes && self.leases.may_change(session, VAULT) {
             true => Ok(()),
             false => Err(Refused::Ended),
         }

@@ -1,25 +1,30 @@
 use super::*;
 use crate::state::Pending;
 use lamassu_anchor::row::{Content, Sealed};
-use lamassu_anchor::table::MemoryTable;
+use lamassu_anchor::table::{MemoryTable, Space};
 use lamassu_anchor::{Digest, ObjectId, Row, Token, TokenKey};
 use lamassu_keys::unix_now;
-use lamassu_lease::RequestNo;
 use lamassu_lease::locks::{Lock, LockKey, LockKind, Range};
+use lamassu_lease::{Grant, RequestNo};
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::mpsc::{Receiver, channel};
 
 const ID: VaultId = VaultId([7; 16]);
 
-/// A vault that one host may use.
-fn vault(dir: &std::path::Path) -> (Vault, Caller) {
+/// The table of a vault's anchor.
+fn table() -> Arc<dyn Table> {
     let table = Arc::new(MemoryTable::default());
     let of_root = Sealed::Is(Digest([1; 32]));
     let content = Content::Dir { record: of_root, parent: ObjectId::ROOT, name: Token([0; 16]) };
     let root = Row { mode: 0o700, uid: 0, gid: 0, links: 1, content, attributes: of_root };
     drop(Anchor::create(table.clone(), VaultRow::new(ID, TokenKey::new([1; 32])), root).unwrap());
     table.commit(&[Head([3; 32]).change()]).unwrap();
+    table
+}
+
+/// What vaults use, and a host that may use the vault.
+fn common(dir: &std::path::Path) -> (Common, Caller) {
     let state = Arc::new(State::make(dir).unwrap());
     let caller = Caller { name: "one".into(), key: Arc::from(*b"key") };
     let vaults = BTreeSet::from([ID.to_string()]);
@@ -28,14 +33,65 @@ fn vault(dir: &std::path::Path) -> (Vault, Caller) {
     let (terms, metrics) = (Terms::DEFAULT, Metrics::default());
     std::fs::write(dir.join("policy.toml"), "").unwrap();
     let policies = Arc::new(Policies::start(dir, terms, (state.clone(), metrics.clone())).unwrap());
-    let common = Common { state, metrics, policies, pauses: Arc::default() };
-    (Vault::open(ID, table, terms, common).unwrap_or_else(|_| panic!("the vault opens")), caller)
+    (Common { state, metrics, policies, pauses: Arc::default() }, caller)
+}
+
+fn open(table: Arc<dyn Table>, common: &Common) -> Vault {
+    Vault::open(ID, table, Terms::DEFAULT, common.clone()).unwrap_or_else(|_| panic!("the vault opens"))
+}
+
+/// A vault that one host may use.
+fn vault(dir: &std::path::Path) -> (Vault, Caller) {
+    let (common, caller) = common(dir);
+    (open(table(), &common), caller)
 }
 
 fn begin(vault: &Vault, caller: &Caller) -> (Line, Receiver<Told>) {
     let (replies, told) = channel(REPLIES_MAX);
     let begun = vault.begin(caller, Use::ByTurns, SessionId(u64::MAX), replies);
     (begun.unwrap_or_else(|_| panic!("a session begins")).line, told)
+}
+
+/// A session that uses the vault in this way; one that writes or reads asks for its lease at once.
+fn begin_to(vault: &Vault, caller: &Caller, used: Use, replaces: SessionId) -> (Line, Grant, Receiver<Told>) {
+    let (replies, mut told) = channel(REPLIES_MAX);
+    let line = vault.begin(caller, used, replaces, replies).unwrap_or_else(|_| panic!("a session begins")).line;
+    let mode = if used == Use::Reads { Mode::Shared } else { Mode::Exclusive };
+    assert!(vault.call(line, Call::Acquire { request: RequestNo(1), object: VAULT, mode }).is_ok());
+    match told.try_recv() {
+        Ok((Reply::Granted { grant, .. }, _)) => (line, grant, told),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn row(number: u8) -> Change {
+    Change { space: Space::Open, key: vec![number; 8], value: Some(Vec::new()) }
+}
+
+/// A policy may forbid its host to write. An honest one keeps the vault to read at once (R8 of `docs/sharing.md`).
+#[test]
+fn a_session_that_reads_changes_nothing_although_it_gets_an_abandoned_vault_exclusively() {
+    let dir = tempfile::tempdir().unwrap();
+    let (vault, caller) = vault(dir.path());
+    let none = SessionId(u64::MAX);
+    let (writer, _, _told) = begin_to(&vault, &caller, Use::Writes, none);
+    let head = vault.commit(&caller.name, writer.session, Head([3; 32]), &[row(1)]).unwrap();
+    let (reader, grant, _told) = begin_to(&vault, &caller, Use::Reads, writer.session);
+    assert_eq!(grant.mode, Mode::Exclusive, "it takes over");
+    let commits = || vault.commit(&caller.name, reader.session, head, &[row(2)]);
+    let gives_up = || {
+        let may_be = |inner: &Inner| inner.may_change(reader.session, &caller.name);
+        vault.give_up(may_be, || panic!("it is put away"))
+    };
+    assert!(matches!(commits(), Err(Refused::Ended)) && matches!(gives_up(), Err(Refused::Ended)));
+    assert!(vault.rows(&caller.name, reader.session, None).is_ok_and(|rows| rows.head == head));
+    for call in [Call::TakenOver { grant }, Call::Release { grant, keeps: Some(Mode::Shared) }] {
+        assert!(vault.call(reader, call).is_ok());
+    }
+    assert!(matches!(commits(), Err(Refused::Ended)));
+    let (_, grant, _told) = begin_to(&vault, &caller, Use::Reads, none);
+    assert_eq!(grant.mode, Mode::Shared, "both read");
+    assert!(vault.rows(&caller.name, reader.session, None).is_ok());
 }
 
 const KEY: LockKey = LockKey { file: Object(9), kind: LockKind::Range, owner: 1 };
