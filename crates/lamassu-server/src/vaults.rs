@@ -219,7 +219,7 @@ impl Vaults {
             // others have to do with.
             Some(around) => {
                 let may_use_around = around != *id && state.keeps(&around)? && state.may_use(&caller.key, &around);
-                let is_free = || -> Answer<bool> { Ok(!state.is_spoken_for(id)? && !self.anchors.has(id)?) };
+                let is_free = || -> Answer<bool> { Ok(!state.is_spoken_for(id, &around)? && !self.anchors.has(id)?) };
                 may_use_around && (state.may_use(&caller.key, id) || is_free()?)
             }
         };

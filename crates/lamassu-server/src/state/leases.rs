@@ -16,6 +16,8 @@ const ABANDONED: u8 = 3;
 pub(super) const KEPT: u8 = 4;
 /// The vault's anchor is about to be kept here, or put away; the value is as that of [`KEPT`].
 const ON_ITS_WAY: u8 = 5;
+/// The vault's anchor was kept here and is retired; the value is what that of [`KEPT`] was.
+pub(super) const RETIRED: u8 = 6;
 
 /// The value of the row that notes that an anchor is kept here: the vault around it, if it is a dataset's.
 pub(super) fn kept_row(around: Option<&VaultId>) -> &[u8] {
@@ -105,7 +107,7 @@ impl State {
                     durable.exclusive.insert(Object(number), (SessionId(word(0)?), GrantNo(word(1)?)));
                 }
                 ABANDONED => drop(durable.abandoned.insert(Object(number))),
-                KEPT | ON_ITS_WAY => {}
+                KEPT | ON_ITS_WAY | RETIRED => {}
                 _ => return Err(damaged()),
             }
         }
@@ -145,7 +147,8 @@ impl State {
     /// [`ServerError::Database`].
     pub fn will_keep(&self, vault: &VaultId, around: Option<&VaultId>) -> Result<()> {
         self.write(|write, _| {
-            write.open_table(LEASES)?.insert(&lease_key(vault, ON_ITS_WAY, 0)[..], kept_row(around))?;
+            let mut leases = write.open_table(LEASES)?;
+            leases.insert(&lease_key(vault, ON_ITS_WAY, 0)[..], kept_row(around))?;
             Ok(())
         })
     }
@@ -159,6 +162,7 @@ impl State {
             let mut table = write.open_table(LEASES)?;
             table.insert(&lease_key(vault, KEPT, 0)[..], kept_row(around))?;
             table.remove(&lease_key(vault, ON_ITS_WAY, 0)[..])?;
+            table.remove(&lease_key(vault, RETIRED, 0)[..])?;
             drop(table);
             let around = around.map(VaultId::to_string);
             events.push(Event::AnchorPut { host: host.into(), vault: vault.to_string(), lies_in: around });
@@ -208,21 +212,41 @@ impl State {
         self.look_at_datasets()
     }
 
-    /// Notes that the anchor of a vault is no longer kept here: no host has to report its state.
+    /// Notes that the anchor of a vault is no longer kept here: no host has to report its state. The vault around it stays known.
     ///
     /// # Errors
     /// [`ServerError::Database`].
     pub fn note_not_kept(&self, vault: &VaultId, event: Event) -> Result<()> {
         self.write(|write, events| {
             let mut leases = write.open_table(LEASES)?;
-            leases.remove(&lease_key(vault, KEPT, 0)[..])?;
-            leases.remove(&lease_key(vault, ON_ITS_WAY, 0)[..])?;
+            let mut around = None;
+            for kind in [KEPT, ON_ITS_WAY] {
+                let row = leases.remove(&lease_key(vault, kind, 0)[..])?.map(|row| row.value().to_vec());
+                around = around.or(row);
+            }
+            leases.insert(&lease_key(vault, RETIRED, 0)[..], &around.unwrap_or_default()[..])?;
             write.open_table(RESTORED)?.remove(&vault.0[..])?;
             events.push(event);
             Ok(())
         })?;
         self.restored.write().remove(vault);
         Ok(())
+    }
+
+    /// Whether the anchor of a vault is or was kept here.
+    ///
+    /// # Errors
+    /// [`ServerError::Database`].
+    pub(super) fn knows(&self, vault: &VaultId) -> Result<bool> {
+        self.read(|read| {
+            let table = read.open_table(LEASES)?;
+            for kind in [KEPT, RETIRED, RUNS] {
+                if table.get(&lease_key(vault, kind, 0)[..])?.is_some() {
+                    return Ok(true);
+                }
+            }
+            Ok(false)
+        })
     }
 
     /// The vaults whose anchors are or were kept here, and how often a server has started on each.
