@@ -84,6 +84,12 @@ pub struct Inner {
 }
 
 impl Inner {
+    /// Whether nothing of it changes any more: what is durable is that of another vault object, which was or is to be
+    /// opened.
+    fn is_over(&self) -> bool {
+        self.is_in_doubt || self.is_given_up
+    }
+
     /// Marks the durable state as unknown, and ends the sessions' connections: each keeps the vault open, so it could
     /// not be reopened.
     fn doubt(&mut self) {
@@ -186,8 +192,7 @@ impl Vault {
     pub fn tick(&self) -> std::result::Result<(), Lost> {
         let Some(mut inner) = self.inner.try_lock() else { return Ok(()) };
         let inner = &mut *inner;
-        // A vault in doubt is reopened, and continues from what is durable.
-        if inner.is_in_doubt {
+        if inner.is_over() {
             return Ok(());
         }
         let step = inner.tick();
@@ -202,7 +207,7 @@ impl Vault {
     /// [`Lost`].
     pub fn end_sessions_of(&self, host: &str) -> std::result::Result<(), Lost> {
         let inner = &mut *self.inner.lock();
-        if inner.is_in_doubt {
+        if inner.is_over() {
             return Ok(());
         }
         let its = inner.sessions.iter().filter(|(_, attending)| attending.host == host);
@@ -233,24 +238,28 @@ impl Vault {
         put_away: impl FnOnce() -> Answer<()>,
     ) -> Answer<()> {
         let inner = &mut *self.usable()?;
-        if inner.is_given_up {
-            return Err(Refused::NotNow);
-        }
         may_be(inner)?;
         // It may have been put away nevertheless.
         put_away().inspect_err(|_| inner.doubt())?;
         inner.is_given_up = true;
+        // Their connections end with them. What is durable of them goes with the anchor.
+        inner.sessions.clear();
         Ok(())
     }
 
     /// The vault, for a host's request. A vault in doubt answers nothing: it is reopened on what is durable, and only
-    /// the reopened one may commit.
+    /// the reopened one may commit. Nor does one that was given up: the durable leases of its id may be another
+    /// anchor's by now.
     ///
     /// # Errors
-    /// [`Refused::NotNow`].
+    /// [`Refused::NotNow`], [`Refused::Ended`].
     fn usable(&self) -> Answer<MutexGuard<'_, Inner>> {
         let inner = self.inner.lock();
-        if inner.is_in_doubt { Err(Refused::NotNow) } else { Ok(inner) }
+        match (inner.is_in_doubt, inner.is_given_up) {
+            (true, _) => Err(Refused::NotNow),
+            (false, true) => Err(Refused::Ended),
+            (false, false) => Ok(inner),
+        }
     }
 
     /// Makes the step's changes durable, then sends its replies. `ends`: the reason why a session ends, if it is not
@@ -305,9 +314,13 @@ impl Vault {
     /// [`Refused::InUse`], [`Refused::Restored`], [`Refused::TooMuch`], [`Refused::Unknown`], [`Refused::Policy`],
     /// [`Refused::Lost`].
     pub fn begin(&self, caller: &Caller, used: Use, replaces: SessionId, replies: Sender<Told>) -> Answer<Begun> {
-        let (host, inner) = (&*caller.name, &mut *self.usable()?);
+        let usable = self.usable().map_err(|refused| match refused {
+            Refused::Ended => Refused::Unknown,
+            other => other,
+        });
+        let (host, inner) = (&*caller.name, &mut *usable?);
         // Checked under the lock that a revocation takes after it has changed the state.
-        if inner.is_given_up || !self.state.may_use(&caller.key, &self.id) {
+        if !self.state.may_use(&caller.key, &self.id) {
             return Err(Refused::Unknown);
         }
         let waits_for = self.state.reopen(&self.id).map_err(Lost)?;

@@ -3,6 +3,7 @@
 use super::{LEASES, NUMBERS, RESTORED, RUNS_BEFORE, State};
 use crate::Result;
 use crate::audit::{Event, Why};
+use crate::writing::WriteTable;
 use lamassu_format::header::VaultId;
 use lamassu_lease::server::{Change, Durable};
 use lamassu_lease::{GrantNo, Object, SessionId};
@@ -141,13 +142,14 @@ impl State {
     }
 
     /// Notes that the anchor of a vault is about to be kept here, so that its place in another vault is known if the
-    /// server ends before [`State::note_kept`].
+    /// server ends before [`State::note_kept`]. Sessions of an anchor that was here before have nothing to do with it.
     ///
     /// # Errors
     /// [`ServerError::Database`].
     pub fn will_keep(&self, vault: &VaultId, around: Option<&VaultId>) -> Result<()> {
-        self.write(|write, _| {
+        self.write(|write, events| {
             let mut leases = write.open_table(LEASES)?;
+            end_sessions(&mut leases, vault, Why::Silent, events)?;
             leases.insert(&lease_key(vault, ON_ITS_WAY, 0)[..], kept_row(around))?;
             Ok(())
         })
@@ -212,7 +214,8 @@ impl State {
         self.look_at_datasets()
     }
 
-    /// Notes that the anchor of a vault is no longer kept here: no host has to report its state. The vault around it stays known.
+    /// Notes that the anchor of a vault is no longer kept here: its sessions have ended, and no host has to report its
+    /// state. The vault around it stays known.
     ///
     /// # Errors
     /// [`ServerError::Database`].
@@ -225,6 +228,8 @@ impl State {
                 around = around.or(row);
             }
             leases.insert(&lease_key(vault, RETIRED, 0)[..], &around.unwrap_or_default()[..])?;
+            let why = if matches!(event, Event::AnchorTaken { .. }) { Why::Left } else { Why::Silent };
+            end_sessions(&mut leases, vault, why, events)?;
             write.open_table(RESTORED)?.remove(&vault.0[..])?;
             events.push(event);
             Ok(())
@@ -325,6 +330,31 @@ impl State {
             Ok(())
         })
     }
+}
+
+/// Removes the sessions of a vault, and their leases.
+fn end_sessions(
+    leases: &mut WriteTable<'_, &'static [u8], &'static [u8]>,
+    vault: &VaultId,
+    why: Why,
+    events: &mut Vec<Event>,
+) -> std::result::Result<(), redb::Error> {
+    let mut gone = Vec::new();
+    for row in leases.range(&lease_key(vault, SESSION, 0)[..]..)? {
+        let (key, value) = row?;
+        let Some((kind, number)) = key.value().strip_prefix(&vault.0).and_then(<[u8]>::split_first) else { break };
+        if ![SESSION, EXCLUSIVE, ABANDONED].contains(kind) {
+            continue;
+        }
+        if let (SESSION, Ok(number)) = (*kind, number.try_into()) {
+            let host = value.value().split(|byte| *byte == USE as u8).next().unwrap_or_default();
+            let (host, vault) = (String::from_utf8_lossy(host).into_owned(), vault.to_string());
+            events.push(Event::SessionEnded { host, vault, session: u64::from_be_bytes(number), why });
+        }
+        gone.push(key.value().to_vec());
+    }
+    gone.iter().try_for_each(|key| leases.remove(&key[..]).map(drop))?;
+    Ok(())
 }
 
 /// The key of a row: the vault, the kind, and the number of the session or object.

@@ -1,4 +1,5 @@
 use super::*;
+use crate::audit::Event;
 use crate::state::Pending;
 use lamassu_anchor::row::{Content, Sealed};
 use lamassu_anchor::table::{MemoryTable, Space};
@@ -8,6 +9,7 @@ use lamassu_lease::locks::{Lock, LockKey, LockKind, Range};
 use lamassu_lease::{Grant, RequestNo};
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
+use tokio::sync::mpsc::error::TryRecvError;
 use tokio::sync::mpsc::{Receiver, channel};
 
 const ID: VaultId = VaultId([7; 16]);
@@ -92,6 +94,38 @@ fn a_session_that_reads_changes_nothing_although_it_gets_an_abandoned_vault_excl
     let (_, grant, _told) = begin_to(&vault, &caller, Use::Reads, none);
     assert_eq!(grant.mode, Mode::Shared, "both read");
     assert!(vault.rows(&caller.name, reader.session, None).is_ok());
+}
+
+/// Streams keep a vault that was given up. Its durable leases have the id of the vault, as those of the next one do.
+#[test]
+fn a_vault_that_was_given_up_changes_nothing_of_the_next_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let (common, caller) = common(dir.path());
+    let (state, none) = (&common.state, SessionId(u64::MAX));
+    let old = open(table(), &common);
+    let (writer, grant, mut told) = begin_to(&old, &caller, Use::Writes, none);
+    let may_be = |inner: &Inner| inner.may_change(writer.session, &caller.name);
+    let taken = Event::AnchorTaken { host: caller.name.clone(), vault: ID.to_string() };
+    assert!(old.give_up(may_be, || Ok(state.note_not_kept(&ID, taken)?)).is_ok());
+    assert_eq!(told.try_recv(), Err(TryRecvError::Disconnected), "its connection has ended");
+    let (durable, sessions) = state.leases(&ID).unwrap();
+    assert!(durable.exclusive.is_empty() && sessions.is_empty());
+    let entries = state.audit(0, 100).unwrap().entries;
+    assert_eq!(
+        entries.iter().filter(|one| one.entry.contains("session-ended") && one.entry.contains("left")).count(),
+        1
+    );
+    let new = open(table(), &common);
+    let (other, ..) = begin_to(&new, &caller, Use::Writes, none);
+    for call in [Call::Heartbeat { beat: 1 }, Call::Release { grant, keeps: None }, Call::Leave] {
+        assert!(matches!(old.call(writer, call), Err(Refused::Ended)));
+    }
+    let (replies, _told) = channel(1);
+    assert!(matches!(old.begin(&caller, Use::ByTurns, none, replies), Err(Refused::Unknown)));
+    assert!(old.tick().is_ok() && old.end_sessions_of(&caller.name).is_ok());
+    let (durable, sessions) = state.leases(&ID).unwrap();
+    assert!(sessions.iter().map(|one| one.session).eq([other.session]));
+    assert!(durable.exclusive.values().map(|(session, _)| *session).eq([other.session]));
 }
 
 const KEY: LockKey = LockKey { file: Object(9), kind: LockKind::Range, owner: 1 };
