@@ -91,6 +91,9 @@ pub struct DiskTable {
     logged: Mutex<Arc<Logged>>,
     /// redb has panicked.
     is_broken: AtomicBool,
+    /// Called by the next read between its looks at the log and at the database.
+    #[cfg(test)]
+    between: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
 
 /// The open database.
@@ -188,6 +191,8 @@ impl DiskTable {
             position: Mutex::default(),
             logged: Mutex::default(),
             is_broken: AtomicBool::new(false),
+            #[cfg(test)]
+            between: Mutex::new(None),
         }))
     }
 
@@ -240,7 +245,13 @@ impl DiskTable {
             // Read before the snapshot: changes that a transaction has just moved into the database are then in at
             // least one.
             let logged = self.logged.lock().clone();
-            return Ok(View { snapshot: kept.get(database)?, logged });
+            #[cfg(test)]
+            self.between_reads();
+            let snapshot = kept.get(database)?;
+            // Then the database has them, and newer values, too. This waits for no commit, which may wait for readers.
+            let is_void = snapshot.generation > logged.generation;
+            let logged = if is_void { Arc::new(Logged::none_of(snapshot.generation)) } else { logged };
+            return Ok(View { snapshot, logged });
         }
         loop {
             let snapshot = Snapshot::of(database)?;
@@ -413,7 +424,7 @@ impl DiskTable {
             }
         }
         *position = Position::front_of(generation);
-        *self.logged.lock() = Arc::default();
+        *self.logged.lock() = Arc::new(Logged::none_of(generation));
         Ok(())
     }
 }
