@@ -10,7 +10,7 @@ use crate::policy::{self, Subject};
 use crate::refused::{Answer, At, Lost, Refused};
 use crate::state::State;
 use crate::state::leases::Use;
-use crate::vault::{Begun, Common, Inner, Told, Vault};
+use crate::vault::{Begun, Common, Inner, Standing, Told, Vault};
 use lamassu_anchor::head::Head;
 use lamassu_anchor::table::{Change, Table};
 use lamassu_anchor::{Anchor, AnchorError, Revision, export};
@@ -125,7 +125,7 @@ impl Vaults {
     /// The same, with its slot locked.
     fn vault_in(&self, id: &VaultId, slot: &mut VaultSlot) -> Answer<Arc<Vault>> {
         match slot {
-            VaultSlot::Open(vault) if !vault.is_in_doubt() => return Ok(vault.clone()),
+            VaultSlot::Open(vault) if vault.standing() == Standing::Good => return Ok(vault.clone()),
             // Another user of its table keeps it open for a moment.
             VaultSlot::Open(_) | VaultSlot::Closed => *slot = VaultSlot::Closed,
             VaultSlot::BeingPut => return Err(Refused::Unknown),
@@ -312,7 +312,7 @@ impl Vaults {
         let slot = self.slot(id);
         let slot = &mut *slot.lock();
         let event = Event::AnchorForgotten { vault: id.to_string() };
-        if matches!(slot, VaultSlot::Open(vault) if vault.is_in_doubt()) {
+        if matches!(slot, VaultSlot::Open(vault) if vault.standing() != Standing::Good) {
             self.vault_in(id, slot)?;
         }
         let VaultSlot::Open(vault) = &*slot else { return self.put_away(id, slot, event) };

@@ -56,6 +56,8 @@ const SMALL_LEN: u64 = 16 << 20;
 /// The longest time in which a writer writes one record: after that the end of its log has moved, or the log is
 /// damaged.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
+/// How long a failed database waits for its readers before it is replaced.
+const READERS_WAITED_FOR: Duration = Duration::from_millis(500);
 /// Rows that a scan reads at a time.
 const SCANNED_AT_ONCE: usize = 1024;
 
@@ -303,9 +305,11 @@ impl DiskTable {
     }
 
     /// Replaces the failed database with this number by a new one, unless another thread has done so. The transaction
-    /// of the failed one is rolled back.
+    /// of the failed one is rolled back. While someone reads the failed one for long, this fails, and is left to a later
+    /// call: a reader may be as slow as whoever is sent what it reads.
     fn open_anew(&self, op: &'static str, number: u64) -> Result<(), AnchorError> {
-        let current = &mut *self.database.write();
+        let busy = || AnchorError::io(op, &self.path)(io::ErrorKind::ResourceBusy.into());
+        let current = &mut *self.database.try_write_for(READERS_WAITED_FOR).ok_or_else(busy)?;
         if self.is_broken.load(Ordering::Acquire) {
             return Err(AnchorError::Broken);
         }

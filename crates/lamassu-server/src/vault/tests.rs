@@ -2,7 +2,7 @@ use super::*;
 use crate::audit::Event;
 use crate::state::Pending;
 use lamassu_anchor::row::{Content, Sealed};
-use lamassu_anchor::table::{MemoryTable, Space};
+use lamassu_anchor::table::{MemoryTable, Space, Visit};
 use lamassu_anchor::{Digest, ObjectId, Row, Token, TokenKey};
 use lamassu_keys::unix_now;
 use lamassu_lease::locks::{Lock, LockKey, LockKind, Range};
@@ -94,6 +94,38 @@ fn a_session_that_reads_changes_nothing_although_it_gets_an_abandoned_vault_excl
     let (_, grant, _told) = begin_to(&vault, &caller, Use::Reads, none);
     assert_eq!(grant.mode, Mode::Shared, "both read");
     assert!(vault.rows(&caller.name, reader.session, None).is_ok());
+}
+
+/// A table that makes no commit.
+struct Failing(Arc<dyn Table>);
+
+impl Table for Failing {
+    fn get(&self, space: Space, key: &[u8]) -> Result<Option<Vec<u8>>, AnchorError> {
+        self.0.get(space, key)
+    }
+
+    fn scan(&self, space: Space, prefix: &[u8], visit: &mut Visit<'_>) -> Result<(), AnchorError> {
+        self.0.scan(space, prefix, visit)
+    }
+
+    fn commit(&self, _: &[Change]) -> Result<(), AnchorError> {
+        Err(AnchorError::Broken)
+    }
+}
+
+/// Each keeps the table open, and it could not be opened again.
+#[test]
+fn a_vault_whose_commit_fails_ends_connections_and_rows_under_way() {
+    let dir = tempfile::tempdir().unwrap();
+    let (common, caller) = common(dir.path());
+    let vault = open(Arc::new(Failing(table())), &common);
+    let (writer, _, mut told) = begin_to(&vault, &caller, Use::Writes, SessionId(u64::MAX));
+    let rows = vault.rows(&caller.name, writer.session, None).unwrap_or_else(|_| panic!("it has a lease"));
+    assert_eq!(*rows.standing.borrow(), Standing::Good);
+    assert!(vault.commit(&caller.name, writer.session, rows.head, &[row(1)]).is_err());
+    assert_eq!((*rows.standing.borrow(), vault.standing()), (Standing::InDoubt, Standing::InDoubt));
+    assert_eq!(told.try_recv(), Err(TryRecvError::Disconnected));
+    assert!(matches!(vault.call(writer, Call::Heartbeat { beat: 1 }), Err(Refused::NotNow)));
 }
 
 /// Streams keep a vault that was given up. Its durable leases have the id of the vault, as those of the next one do.

@@ -145,6 +145,49 @@ fn a_read_beside_a_commit_that_empties_the_log_is_not_torn() {
     assert_eq!(value(&table, b"b").unwrap(), b"logged");
 }
 
+/// A reader may be as slow as whoever is sent what it reads. A commit that fails meanwhile returns, and so do those
+/// after it.
+#[test]
+fn a_slow_reader_holds_up_no_commit_that_fails() {
+    let dir = tempfile::tempdir().unwrap();
+    let table = Arc::new(DiskTable::create(&dir.path().join("anchor")).unwrap());
+    table.commit(&[put(b"a", b"1")]).unwrap();
+    let (release, released) = std::sync::mpsc::channel::<()>();
+    let (begins, begun) = std::sync::mpsc::channel();
+    let of = table.clone();
+    let reads = std::thread::spawn(move || {
+        let mut count = 0;
+        let visited = of.visit_all(|_, _, _| {
+            count += 1;
+            let _ = begins.send(());
+            let _ = released.recv();
+            Ok::<_, AnchorError>(())
+        });
+        visited.map(|()| count)
+    });
+    begun.recv().unwrap();
+    let (said, done) = std::sync::mpsc::channel();
+    let of = table.clone();
+    let commits = std::thread::spawn(move || {
+        let rows: Vec<_> = (0..8000_u32).map(|n| put(&n.to_be_bytes(), &[7; 200])).collect();
+        fail(&of, "sync", 0, libc::EIO);
+        let failed = errno(of.commit(&rows));
+        mend(&of);
+        // The reader has the failed database still.
+        let failed = [failed, errno(of.commit(&rows)), errno(of.commit(&[put(b"b", b"1")]))];
+        said.send(failed.map(|errno| errno.is_some())).unwrap();
+    });
+    let failed = done.recv_timeout(Duration::from_secs(60)).ok();
+    drop(release);
+    commits.join().unwrap();
+    assert_eq!(failed, Some([true; 3]), "a commit waits for the reader");
+    assert_eq!(reads.join().unwrap().unwrap(), 1);
+    assert_eq!(value(&table, b"a").unwrap(), b"1");
+    table.commit(&[put(b"a", b"2")]).unwrap();
+    assert_eq!(value(&table, b"a").unwrap(), b"2");
+    assert_eq!(value(&table, &7_u32.to_be_bytes()), None, "what failed did not happen");
+}
+
 /// Nothing is begun while the file cannot become longer.
 #[test]
 fn a_full_disk_shows_before_anything_is_written() {
