@@ -75,7 +75,9 @@ pub struct Made {
 /// # Errors
 /// [`ServerError`]; what was received by then is no backup.
 pub fn send(of: &Administered, to: &mut dyn Write) -> Result<()> {
+    let blocks = of.blocks_hosts();
     of.state.verify()?;
+    drop(blocks);
     // Noted before the key leaves, so that a stream that is cut off is recorded too.
     of.state.note(Event::BackupBegun)?;
     let to = &mut Sender(to);

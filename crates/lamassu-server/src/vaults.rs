@@ -6,6 +6,7 @@ use crate::Result;
 use crate::anchor_store::{AnchorStore, NewAnchor, RESERVE};
 use crate::audit::Event;
 use crate::caller::Caller;
+use crate::pauses::Pauses;
 use crate::policy::{self, Subject};
 use crate::refused::{Answer, At, Lost, Refused};
 use crate::state::State;
@@ -60,6 +61,11 @@ impl Vaults {
 
     fn state(&self) -> &State {
         &self.common.state
+    }
+
+    /// The clock of all vaults.
+    pub fn pauses(&self) -> &Arc<Pauses> {
+        &self.common.pauses
     }
 
     /// How long leases last.

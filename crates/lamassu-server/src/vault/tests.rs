@@ -6,7 +6,7 @@ use lamassu_anchor::table::{MemoryTable, Space, Visit};
 use lamassu_anchor::{Digest, ObjectId, Row, Token, TokenKey};
 use lamassu_keys::unix_now;
 use lamassu_lease::locks::{Lock, LockKey, LockKind, Range};
-use lamassu_lease::{Grant, RequestNo};
+use lamassu_lease::{Grant, Millis, RequestNo};
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::mpsc::error::TryRecvError;
@@ -94,6 +94,24 @@ fn a_session_that_reads_changes_nothing_although_it_gets_an_abandoned_vault_excl
     let (_, grant, _told) = begin_to(&vault, &caller, Use::Reads, none);
     assert_eq!(grant.mode, Mode::Shared, "both read");
     assert!(vault.rows(&caller.name, reader.session, None).is_ok());
+}
+
+/// A server with many vaults may open this one more than a term before it answers.
+#[test]
+fn a_session_is_not_silent_before_its_host_can_reach_the_server() {
+    for begins in [false, true] {
+        let dir = tempfile::tempdir().unwrap();
+        let (common, caller) = common(dir.path());
+        let (session, _, _told) = begin_to(&open(table(), &common), &caller, Use::Writes, SessionId(u64::MAX));
+        let vault = open(table(), &common);
+        let (durable, long_ago) = (common.state.leases(&ID).unwrap().0, Millis(now().0.saturating_sub(3_600_000)));
+        vault.inner.lock().leases = Server::start(Terms::DEFAULT, durable, long_ago).0;
+        if begins {
+            common.pauses.begin();
+        }
+        assert!(vault.tick().is_ok());
+        assert_eq!(vault.inner.lock().leases.is_alive(session.session), begins);
+    }
 }
 
 /// A table that makes no commit.
