@@ -5,6 +5,7 @@ use crate::authority::Authority;
 use crate::config::Config;
 use crate::keys::Master;
 use crate::origin::{Office, Origin, Waits};
+use crate::pauses::Blocking;
 use crate::policy::Policies;
 use crate::refused::{Lost, Refused};
 use crate::state::State;
@@ -70,6 +71,11 @@ impl Administered {
     /// Those of the state and of the store of anchors.
     pub fn missing(&self) -> Result<Vec<VaultId>> {
         vaults::missing(&*self.anchors, &self.state)
+    }
+
+    /// To be kept while something is verified: messages of hosts may wait for that.
+    pub fn blocks_hosts(&self) -> Option<Blocking> {
+        Some(self.vaults.as_ref()?.pauses().block())
     }
 
     /// The table of one vault, or the reason that it cannot be read.

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub const DIR: &str = "anchors";
 /// Suffix of a file while its anchor is being received.
 const NEW: &str = "new";
-/// Suffix of a retired anchor's file.
+/// Suffix of a retired anchor's file. There is a number before it from the second one of a vault on.
 const AWAY: &str = "given-up";
 
 /// Bytes that stay free on the server's disk for the state. An anchor does not grow into them.
@@ -45,7 +45,8 @@ pub trait AnchorStore: Send + Sync {
     /// Those of the table.
     fn begin(&self, id: &VaultId) -> std::result::Result<Box<dyn NewAnchor>, AnchorError>;
 
-    /// Retires a vault's table: it is kept, but no longer found. False: it has none.
+    /// Retires a vault's table: it is kept, beside those that were retired before, but no longer found. False: it has
+    /// none.
     ///
     /// # Errors
     /// As for [`AnchorStore::all`].
@@ -103,6 +104,17 @@ impl Files {
         file_of(&self.dir, id)
     }
 
+    /// A name under which no anchor of a vault was retired yet. No other process retires files here, and those of one
+    /// vault are retired one after the other.
+    fn free_away(&self, id: &VaultId) -> PathBuf {
+        let (mut away, mut number) = (self.dir.join(format!("{id}.{AWAY}")), 1_u64);
+        while Files::is_there(&away) {
+            number += 1;
+            away = self.dir.join(format!("{id}-{number}.{AWAY}"));
+        }
+        away
+    }
+
     fn is_there(path: &Path) -> bool {
         path.symlink_metadata().is_ok()
     }
@@ -146,7 +158,7 @@ impl AnchorStore for Files {
 
     fn put_away(&self, id: &VaultId) -> Result<bool> {
         let file = self.file(id);
-        match fs::rename(&file, file.with_extension(AWAY)) {
+        match fs::rename(&file, self.free_away(id)) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
             done => {
                 done.map_err(ServerError::file("rename", &file))?;

@@ -75,7 +75,9 @@ pub struct Made {
 /// # Errors
 /// [`ServerError`]; what was received by then is no backup.
 pub fn send(of: &Administered, to: &mut dyn Write) -> Result<()> {
+    let blocks = of.blocks_hosts();
     of.state.verify()?;
+    drop(blocks);
     // Noted before the key leaves, so that a stream that is cut off is recorded too.
     of.state.note(Event::BackupBegun)?;
     let to = &mut Sender(to);
@@ -87,6 +89,9 @@ pub fn send(of: &Administered, to: &mut dyn Write) -> Result<()> {
         };
         to.whole(&Part::File { name: name.into() }, &content)?;
     }
+    // Before the anchors: a host whose grant ends meanwhile may commit between the copy of the anchor and that end, so
+    // it has to report like those that keep their grants.
+    let before = of.state.copied()?;
     let mut lacks = Lacks::default();
     for (id, table) in of.tables()? {
         let vault = id.to_string();
@@ -106,7 +111,13 @@ pub fn send(of: &Administered, to: &mut dyn Write) -> Result<()> {
     to.json(&Part::Audit)?;
     of.state.read_audit(|_, excerpt| to.json(excerpt))?;
     to.end()?;
-    to.whole(&Part::State, &json(&of.state.copied()?)?)?;
+    let mut copied = of.state.copied()?;
+    copied.hosts = before.hosts;
+    // A dataset that was put away meanwhile may be in the backup, with the rights to the vault that it lay in.
+    for (dataset, around) in before.lies_in {
+        copied.lies_in.entry(dataset).or_insert(around);
+    }
+    to.whole(&Part::State, &json(&copied)?)?;
     to.whole(&Part::End, &json(&lacks)?)?;
     to.0.flush().map_err(broken)
 }
@@ -330,6 +341,7 @@ mod tests {
     use super::*;
     use crate::admin::back_up;
     use crate::run;
+    use crate::state::Pending;
     use lamassu_anchor::row::{Content, Row, Sealed};
     use lamassu_anchor::table::{Change, Space};
     use lamassu_anchor::{ObjectId, Token, TokenKey, VaultRow};
@@ -361,6 +373,49 @@ mod tests {
         let there = [[1; 16], [2; 16], [3; 16]].map(|id| file_of(&anchors, &VaultId(id)).exists());
         assert_eq!(there, [true, false, true]);
         dir::check_dir(&to).expect("is a server's");
+    }
+
+    /// Ends a host's grant when the first rows of an anchor have been taken.
+    struct EndsGrant<'a> {
+        state: &'a State,
+        vault: VaultId,
+        taken: Vec<u8>,
+    }
+
+    impl Write for EndsGrant<'_> {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.taken.extend(bytes);
+            let frames = self.taken.windows(8).any(|part| part == b"\"anchor\"");
+            if frames && self.state.hosts()["h"].vaults.contains(&self.vault.to_string()) {
+                self.state.grant("h", &self.vault.to_string(), false).map_err(io::Error::other)?;
+            }
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// What it has committed behind the copy of the anchor was acknowledged: the restored vault has to wait for it.
+    #[test]
+    fn a_host_whose_grant_ends_during_a_backup_is_waited_for_after_a_restore() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (server, to) = (dir.path().join("server"), dir.path().join("to"));
+        run::init(&server).expect("makes");
+        let vault = VaultId([1; 16]);
+        make_anchor(&server, vault, Change { space: Space::Open, key: vec![0; 8], value: Some(Vec::new()) });
+        let of = Administered::of(&server).expect("opens");
+        let pending = Pending { host: "h".into(), until: u64::MAX, vaults: [vault.to_string()].into() };
+        of.state.put_token(b"t", &pending, 0).expect("writes");
+        of.state.use_token(b"t", 0, b"k").expect("writes").expect("joins");
+        let mut stream = EndsGrant { state: &of.state, vault, taken: Vec::new() };
+        send(&of, &mut stream).expect("sends");
+        let taken = stream.taken;
+        assert!(of.state.who_may_use(&vault).is_empty(), "the grant has ended");
+        assert_eq!(receive(&mut &taken[..], &to).expect("makes").anchors, 1);
+        let restored = State::open(&to).expect("opens");
+        assert_eq!(restored.waits_for(&vault), Some(["h".to_owned()].into()));
     }
 
     #[test]

@@ -29,7 +29,8 @@ impl Found {
     }
 }
 
-/// Checks everything. Commits of an anchor wait while its checksums are verified.
+/// Checks everything. Commits of an anchor wait while its checksums are verified, and all changes of leases while those
+/// of the state are. Meanwhile no session counts as silent.
 ///
 /// # Errors
 /// If nothing can be checked.
@@ -47,14 +48,16 @@ pub fn check(of: &Administered) -> Result<Found> {
         found.bad.push(format!("{id}: the anchor was kept here, and is gone"));
     }
     for (id, table) in of.tables()? {
-        let verified = table.map_err(ExportError::Anchor).and_then(|table| anchor(&*table, &id));
+        let verified = table.map_err(ExportError::Anchor).and_then(|table| anchor(of, &*table, &id));
         found.takes(&id.to_string(), verified);
     }
     Ok(found)
 }
 
 fn hosts(of: &Administered) -> Result<String> {
+    let blocks = of.blocks_hosts();
     of.state.verify()?;
+    drop(blocks);
     let (hosts, tokens) = (of.state.copied()?.hosts.len(), of.state.tokens()?);
     Ok(format!("{hosts} hosts, {tokens} tokens"))
 }
@@ -110,8 +113,9 @@ fn audit(of: &Administered) -> Result<String> {
     Ok(format!("{count} entries, head {}", end.head_hex()))
 }
 
-fn anchor(table: &dyn Table, id: &VaultId) -> std::result::Result<String, ExportError> {
+fn anchor(of: &Administered, table: &dyn Table, id: &VaultId) -> std::result::Result<String, ExportError> {
     let (revision, rows) = export::check(table, id)?;
+    let _blocks = of.blocks_hosts();
     table.verify()?;
     Ok(format!("revision {revision}, {rows} rows"))
 }

@@ -21,7 +21,7 @@
 //! | `policy/` | which protections and algorithms hosts may use in which vaults |
 //! | `pauses` | the clock of all vaults, which notices when the process was suspended |
 //! | `recent` | the changes of a vault's newest commits |
-//! | `vault` | one vault: its anchor's table, its leases, its sessions |
+//! | `vault/` | one vault: its anchor's table, its leases, its sessions |
 //! | `vaults` | all vaults: opening, receiving, retiring |
 //! | `counts`, `threads` | counts what is in use at once; threads for calls that wait |
 //! | `accept` | TLS, connections, their limits |

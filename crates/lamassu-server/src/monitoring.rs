@@ -18,7 +18,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Connections of monitoring at once.
 const ASKING_MAX: usize = 16;
@@ -91,6 +91,19 @@ impl Observed {
     }
 }
 
+/// Runs the work of a connection on a thread. The connection's place is kept until the work is done, also if the
+/// connection has ended: otherwise those who ask again and again would get any number of threads.
+async fn on_a_thread<T: Send + 'static>(
+    turn: Arc<OwnedSemaphorePermit>,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Option<T> {
+    let done = tokio::task::spawn_blocking(move || {
+        let _turn = turn;
+        work()
+    });
+    done.await.ok()
+}
+
 /// Answers until the process ends: a few connections at once, each for a limited time.
 pub async fn serve(listener: TcpListener, observed: Arc<Observed>) {
     let turns = Arc::new(Semaphore::new(ASKING_MAX));
@@ -106,13 +119,13 @@ pub async fn serve(listener: TcpListener, observed: Arc<Observed>) {
         };
         let observed = observed.clone();
         tokio::spawn(async move {
-            let _turn = turn;
+            let turn = Arc::new(turn);
             let answer = service_fn(|request| {
-                let observed = observed.clone();
+                let (observed, turn) = (observed.clone(), turn.clone());
                 // Reading the counts waits for locks of vaults, which are held while a commit is written.
                 async move {
-                    let asked = tokio::task::spawn_blocking(move || observed.answer(&request)).await;
-                    Ok::<_, Infallible>(asked.unwrap_or_else(|_| Response::new(Full::from("a thread has ended\n"))))
+                    let asked = on_a_thread(turn, move || observed.answer(&request)).await;
+                    Ok::<_, Infallible>(asked.unwrap_or_else(|| Response::new(Full::from("a thread has ended\n"))))
                 }
             });
             let mut http = http1::Builder::new();
@@ -120,5 +133,30 @@ pub async fn serve(listener: TcpListener, observed: Arc<Observed>) {
             let served = http.serve_connection(TokioIo::new(stream), answer);
             let _ = tokio::time::timeout(ASKING_TIMEOUT, served).await;
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_connection_that_has_ended_keeps_its_place_until_its_work_is_done() {
+        let turns = Arc::new(Semaphore::new(1));
+        let turn = Arc::new(turns.clone().acquire_owned().await.expect("is open"));
+        let (begins, begun) = mpsc::channel();
+        let (release, released) = mpsc::channel::<()>();
+        let asked = tokio::spawn(on_a_thread(turn, move || {
+            begins.send(()).expect("is awaited");
+            let _ = released.recv();
+        }));
+        tokio::task::block_in_place(|| begun.recv()).expect("begins");
+        // As when the time of the connection is over.
+        asked.abort();
+        assert!(asked.await.expect_err("was aborted").is_cancelled());
+        assert_eq!(turns.available_permits(), 0, "a place for work that goes on");
+        drop(release);
+        drop(turns.acquire().await.expect("is open"));
     }
 }

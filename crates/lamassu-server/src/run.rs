@@ -375,6 +375,8 @@ async fn serve(dir: &Path, config: Config) -> Result<()> {
     }
     let (stop_all, stopping) = watch::channel(false);
     let service = parts.service(failed.clone(), stopping);
+    // Vaults were opened one by one before that, each as of its moment, and no host could come back.
+    parts.pauses.begin();
     tokio::spawn(tick(parts.vaults.clone(), parts.pauses.clone(), failed.clone()));
     tokio::spawn(watch_state(parts.origin.state.unusable.subscribe(), failed));
     tokio::spawn(note_every_minute(parts.origin.state.clone(), parts.evaluations.clone()));

@@ -14,7 +14,7 @@ use crate::origin::Office;
 use crate::refused::{Lost, Refused};
 use crate::state::{NotJoined, State};
 use crate::threads::{Pace, Threads};
-use crate::vault::Rows;
+use crate::vault::{Rows, Standing};
 use crate::vaults::Vaults;
 use lamassu_anchor::Revision;
 use lamassu_anchor::head::Head;
@@ -201,7 +201,7 @@ impl Anchors for Service {
         let service = self.clone();
         let rows =
             self.blocking(place, move || service.vaults.vault_for(&caller, &id)?.rows(&caller.name, session, since));
-        let Rows { head, since, table } = rows.await?.map_err(|refused| self.refused(refused))?;
+        let Rows { head, since, table, mut standing } = rows.await?.map_err(|refused| self.refused(refused))?;
         let (some, stream) = mpsc::channel(BEHIND_MAX);
         // A thread of its own: a client influences how long it takes, within bounds.
         let runtime = tokio::runtime::Handle::current();
@@ -211,9 +211,9 @@ impl Anchors for Service {
             let mut send = |rows: Vec<u8>, is_commit: bool| {
                 let is_in_pace = pace.moved(rows.len());
                 let rows = Ok(proto::SomeRows { head: head.0.to_vec(), rows, is_commit });
-                let sent = runtime.block_on(async { tokio::time::timeout(IDLE_MAX, some.send(rows)).await });
-                // While rows are sent, the table cannot be opened anew.
-                if matches!(sent, Ok(Ok(()))) && is_in_pace { Ok(()) } else { Err(Gone::Client) }
+                runtime
+                    .block_on(hand_over(&some, rows, &mut standing))
+                    .and_then(|()| if is_in_pace { Ok(()) } else { Err(Gone::Client) })
             };
             let sent = match since {
                 Some(commits) => commits.iter().try_for_each(|changes| send(changes.to_vec(), true)),
@@ -225,14 +225,17 @@ impl Anchors for Service {
                     visited.and_then(|()| send(batch.rest(), false))
                 }
             };
-            match sent {
-                Ok(()) | Err(Gone::Client) => {}
+            // Before its client is told: that may take as long as the client likes.
+            drop(table);
+            let why = match sent {
+                Ok(()) | Err(Gone::Client) => return,
+                Err(Gone::Vault) => Status::unavailable("the vault is opened again"),
                 Err(Gone::Table(error)) => {
                     tracing::error!(%error, "an anchor cannot be read");
-                    let failed = Err(Status::internal("the server has failed: its log says why"));
-                    let _ = runtime.block_on(async { tokio::time::timeout(IDLE_MAX, some.send(failed)).await });
+                    Status::internal("the server has failed: its log says why")
                 }
-            }
+            };
+            let _ = runtime.block_on(async { tokio::time::timeout(IDLE_MAX, some.send(Err(why))).await });
         };
         let started = std::thread::Builder::new().name("rows".into()).spawn(sends);
         started.map_err(|error| self.internal(&error))?;
@@ -392,14 +395,50 @@ fn some_head(bytes: &[u8]) -> Result<Option<Head>, Status> {
     }
 }
 
+/// Sends some rows, unless the vault is used no more: while rows are sent, its table cannot be opened anew.
+async fn hand_over<T>(
+    to: &mpsc::Sender<T>,
+    rows: T,
+    standing: &mut watch::Receiver<Standing>,
+) -> std::result::Result<(), Gone> {
+    tokio::select! {
+        biased;
+        _ = standing.wait_for(|standing| *standing != Standing::Good) => Err(Gone::Vault),
+        sent = tokio::time::timeout(IDLE_MAX, to.send(rows)) => match sent {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(_)) | Err(_) => Err(Gone::Client),
+        },
+    }
+}
+
 /// The reason why no more rows are sent.
 enum Gone {
     Client,
+    Vault,
     Table(lamassu_anchor::AnchorError),
 }
 
 impl From<lamassu_anchor::AnchorError> for Gone {
     fn from(error: lamassu_anchor::AnchorError) -> Gone {
         Gone::Table(error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_client_that_reads_slowly_does_not_keep_the_rows_of_a_vault_that_has_failed() {
+        let (to, _slow) = mpsc::channel(1);
+        let (vault, mut standing) = watch::channel(Standing::Good);
+        assert!(hand_over(&to, 1, &mut standing).await.is_ok());
+        // The client does not read the second one.
+        let fails = async {
+            tokio::task::yield_now().await;
+            vault.send_replace(Standing::InDoubt);
+        };
+        let (sent, ()) = tokio::join!(hand_over(&to, 2, &mut standing), fails);
+        assert!(matches!(sent, Err(Gone::Vault)));
     }
 }

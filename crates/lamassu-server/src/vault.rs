@@ -5,6 +5,10 @@
 //! of leases are durable before any host learns of them. If that fails, the server ends ([`Lost`]), and restarts from
 //! what is durable. A failed write of a table concerns its vault alone, which is then reopened.
 
+mod inner;
+
+use self::inner::Attending;
+pub use self::inner::{Inner, Standing};
 use crate::ServerError;
 use crate::audit::Why;
 use crate::caller::Caller;
@@ -22,14 +26,15 @@ use lamassu_anchor::{Anchor, AnchorError, VaultRow};
 use lamassu_format::header::VaultId;
 use lamassu_lease::locks::LOCKS_MAX;
 use lamassu_lease::server::{Server, Step};
-use lamassu_lease::{Call, Millis, Mode, Object, Reply, SessionId, Terms};
+use lamassu_lease::{Call, Mode, Object, Reply, SessionId, Terms};
 use lamassu_rpc::clock::now;
 use lamassu_rpc::proto;
 use parking_lot::{Mutex, MutexGuard};
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc::{Sender, error::TrySendError};
+use tokio::sync::watch;
 
 /// How often silent sessions are looked for.
 pub const TICK: Duration = Duration::from_millis(200);
@@ -48,6 +53,8 @@ pub struct Vault {
     metrics: Metrics,
     policies: Arc<Policies>,
     inner: Mutex<Inner>,
+    /// That of `inner`, without its lock.
+    standing: watch::Receiver<Standing>,
 }
 
 /// What all vaults use.
@@ -61,50 +68,6 @@ pub struct Common {
     pub policies: Arc<Policies>,
     /// the clock
     pub pauses: Arc<Pauses>,
-}
-
-/// The state of the vault, under its lock.
-pub struct Inner {
-    table: Arc<dyn Table>,
-    head: Head,
-    recent: Recent,
-    leases: Server,
-    /// The hosts of sessions, and where their replies go.
-    sessions: HashMap<SessionId, Attending>,
-    /// The time, and how many pauses its leases know of.
-    clock: Arc<Pauses>,
-    pauses: u64,
-    is_given_up: bool,
-    /// A commit has failed, so the durable state is unknown.
-    is_in_doubt: bool,
-    /// The properties that a vault keeps for good: its suite, its domain.
-    row: VaultRow,
-    /// Files with profiles that the policy forbids, opened since the vault was last granted to a writer.
-    opened: HashSet<Vec<u8>>,
-}
-
-impl Inner {
-    /// Marks the durable state as unknown, and ends the sessions' connections: each keeps the vault open, so it could
-    /// not be reopened.
-    fn doubt(&mut self) {
-        self.is_in_doubt = true;
-        self.sessions.values_mut().for_each(|session| session.replies = None);
-    }
-}
-
-/// A session.
-struct Attending {
-    host: String,
-    used: Use,
-    heard: Millis,
-    /// The number of its connections so far: messages of earlier ones are ignored.
-    connections: u64,
-    replies: Option<Sender<Told>>,
-    /// Its host was revoked, or lost its grant.
-    is_out: bool,
-    /// The policy that it knew when it began or was last granted the vault, with the limits of that and later policies.
-    knows: PolicyNo,
-    limits: LimitsCache,
 }
 
 /// A reply to a session, and the head of the vault's table at that moment.
@@ -150,11 +113,10 @@ impl Vault {
         });
         let sessions = sessions.collect();
         let recent = Recent::default();
-        let (is_given_up, is_in_doubt, opened) = Default::default();
-        let (clock, pauses) = (pauses.clone(), pauses.look().1);
-        let inner =
-            Inner { table, head, recent, leases, sessions, clock, pauses, is_given_up, is_in_doubt, row, opened };
-        let vault = Vault { id, state, metrics, policies, inner: Mutex::new(inner) };
+        let (clock, pauses, opened) = (pauses.clone(), pauses.look().1, HashSet::new());
+        let (ends, standing) = watch::channel(Standing::Good);
+        let inner = Inner { table, head, recent, leases, sessions, clock, pauses, standing: ends, row, opened };
+        let vault = Vault { id, state, metrics, policies, inner: Mutex::new(inner), standing };
         vault.carry_out(&mut vault.inner.lock(), step, None)?;
         Ok(vault)
     }
@@ -169,9 +131,9 @@ impl Vault {
         self.inner.lock().head
     }
 
-    /// Whether a commit has failed: then the vault must be reopened.
-    pub fn is_in_doubt(&self) -> bool {
-        self.inner.lock().is_in_doubt
+    /// Whether it is used, or must be opened again. Waits for nothing.
+    pub fn standing(&self) -> Standing {
+        *self.standing.borrow()
     }
 
     /// The hosts that have sessions.
@@ -186,8 +148,7 @@ impl Vault {
     pub fn tick(&self) -> std::result::Result<(), Lost> {
         let Some(mut inner) = self.inner.try_lock() else { return Ok(()) };
         let inner = &mut *inner;
-        // A vault in doubt is reopened, and continues from what is durable.
-        if inner.is_in_doubt {
+        if inner.standing() != Standing::Good {
             return Ok(());
         }
         let step = inner.tick();
@@ -202,7 +163,7 @@ impl Vault {
     /// [`Lost`].
     pub fn end_sessions_of(&self, host: &str) -> std::result::Result<(), Lost> {
         let inner = &mut *self.inner.lock();
-        if inner.is_in_doubt {
+        if inner.standing() != Standing::Good {
             return Ok(());
         }
         let its = inner.sessions.iter().filter(|(_, attending)| attending.host == host);
@@ -233,24 +194,26 @@ impl Vault {
         put_away: impl FnOnce() -> Answer<()>,
     ) -> Answer<()> {
         let inner = &mut *self.usable()?;
-        if inner.is_given_up {
-            return Err(Refused::NotNow);
-        }
         may_be(inner)?;
         // It may have been put away nevertheless.
-        put_away().inspect_err(|_| inner.doubt())?;
-        inner.is_given_up = true;
+        put_away().inspect_err(|_| inner.end(Standing::InDoubt))?;
+        inner.end(Standing::GivenUp);
         Ok(())
     }
 
     /// The vault, for a host's request. A vault in doubt answers nothing: it is reopened on what is durable, and only
-    /// the reopened one may commit.
+    /// the reopened one may commit. Nor does one that was given up: the durable leases of its id may be another
+    /// anchor's by now.
     ///
     /// # Errors
-    /// [`Refused::NotNow`].
+    /// [`Refused::NotNow`], [`Refused::Ended`].
     fn usable(&self) -> Answer<MutexGuard<'_, Inner>> {
         let inner = self.inner.lock();
-        if inner.is_in_doubt { Err(Refused::NotNow) } else { Ok(inner) }
+        match inner.standing() {
+            Standing::Good => Ok(inner),
+            Standing::InDoubt | Standing::Closed => Err(Refused::NotNow),
+            Standing::GivenUp => Err(Refused::Ended),
+        }
     }
 
     /// Makes the step's changes durable, then sends its replies. `ends`: the reason why a session ends, if it is not
@@ -305,9 +268,13 @@ impl Vault {
     /// [`Refused::InUse`], [`Refused::Restored`], [`Refused::TooMuch`], [`Refused::Unknown`], [`Refused::Policy`],
     /// [`Refused::Lost`].
     pub fn begin(&self, caller: &Caller, used: Use, replaces: SessionId, replies: Sender<Told>) -> Answer<Begun> {
-        let (host, inner) = (&*caller.name, &mut *self.usable()?);
+        let usable = self.usable().map_err(|refused| match refused {
+            Refused::Ended => Refused::Unknown,
+            other => other,
+        });
+        let (host, inner) = (&*caller.name, &mut *usable?);
         // Checked under the lock that a revocation takes after it has changed the state.
-        if inner.is_given_up || !self.state.may_use(&caller.key, &self.id) {
+        if !self.state.may_use(&caller.key, &self.id) {
             return Err(Refused::Unknown);
         }
         let waits_for = self.state.reopen(&self.id).map_err(Lost)?;
@@ -418,7 +385,7 @@ impl Vault {
             };
             // A table that has no room to grow is as it was.
             if !matches!(refused, Refused::TooMuch(_)) {
-                inner.doubt();
+                inner.end(Standing::InDoubt);
             }
             return Err(refused);
         }
@@ -475,6 +442,7 @@ impl Vault {
                 head: inner.head,
                 since: since.and_then(|since| inner.recent.since(since)),
                 table: inner.table.clone(),
+                standing: self.standing.clone(),
             }),
             None => Err(Refused::Ended),
         }
@@ -489,6 +457,8 @@ pub struct Rows {
     pub since: Option<Vec<Arc<[u8]>>>,
     /// all rows
     pub table: Arc<dyn Table>,
+    /// Unless it stays good, they are sent no further: who sends them keeps the table open.
+    pub standing: watch::Receiver<Standing>,
 }
 
 /// Whether a call is about the vault as a whole: no other object has leases.
@@ -500,50 +470,6 @@ fn is_of_the_vault(call: &Call) -> bool {
         Call::Resume { held, .. } => held.len() <= 1 && held.iter().all(|grant| grant.object == VAULT),
         Call::Acquire { object, .. } => *object == VAULT,
         Call::Release { grant, .. } | Call::TakenOver { grant } => grant.object == VAULT,
-    }
-}
-
-impl Inner {
-    /// Advances the time of the leases.
-    fn tick(&mut self) -> Step {
-        let now = self.now();
-        self.leases.tick(now)
-    }
-
-    /// Every use of the leases takes the time from here, since a call may come before the tick that would notice a
-    /// pause.
-    fn now(&mut self) -> Millis {
-        let (now, pauses) = self.clock.look();
-        if pauses != self.pauses {
-            // Messages that hosts sent during the pause are still unread, so all count as heard of now, as after a
-            // restart.
-            self.leases.was_away(now);
-            self.pauses = pauses;
-        }
-        now
-    }
-
-    /// Checks that there is no session, except for `but`.
-    ///
-    /// # Errors
-    /// [`Refused::InUse`].
-    pub fn nobody_has_it(&self, but: Option<SessionId>) -> Answer<()> {
-        match self.sessions.iter().find(|(session, _)| Some(**session) != but) {
-            Some((_, one)) => Err(Refused::InUse { by: format!("host {}", one.host) }),
-            None => Ok(()),
-        }
-    }
-
-    /// Whether a session of a host may change the table.
-    ///
-    /// # Errors
-    /// [`Refused::Ended`].
-    pub fn may_change(&self, session: SessionId, host: &str) -> Answer<()> {
-        let is_its = self.sessions.get(&session).is_some_and(|one| one.host == host);
-        match is_its && self.leases.may_change(session, VAULT) && !self.is_given_up {
-            true => Ok(()),
-            false => Err(Refused::Ended),
-        }
     }
 }
 

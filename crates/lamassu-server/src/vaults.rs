@@ -6,11 +6,12 @@ use crate::Result;
 use crate::anchor_store::{AnchorStore, NewAnchor, RESERVE};
 use crate::audit::Event;
 use crate::caller::Caller;
+use crate::pauses::Pauses;
 use crate::policy::{self, Subject};
 use crate::refused::{Answer, At, Lost, Refused};
 use crate::state::State;
 use crate::state::leases::Use;
-use crate::vault::{Begun, Common, Inner, Told, Vault};
+use crate::vault::{Begun, Common, Inner, Standing, Told, Vault};
 use lamassu_anchor::head::Head;
 use lamassu_anchor::table::{Change, Table};
 use lamassu_anchor::{Anchor, AnchorError, Revision, export};
@@ -60,6 +61,11 @@ impl Vaults {
 
     fn state(&self) -> &State {
         &self.common.state
+    }
+
+    /// The clock of all vaults.
+    pub fn pauses(&self) -> &Arc<Pauses> {
+        &self.common.pauses
     }
 
     /// How long leases last.
@@ -125,7 +131,7 @@ impl Vaults {
     /// The same, with its slot locked.
     fn vault_in(&self, id: &VaultId, slot: &mut VaultSlot) -> Answer<Arc<Vault>> {
         match slot {
-            VaultSlot::Open(vault) if !vault.is_in_doubt() => return Ok(vault.clone()),
+            VaultSlot::Open(vault) if vault.standing() == Standing::Good => return Ok(vault.clone()),
             // Another user of its table keeps it open for a moment.
             VaultSlot::Open(_) | VaultSlot::Closed => *slot = VaultSlot::Closed,
             VaultSlot::BeingPut => return Err(Refused::Unknown),
@@ -219,7 +225,7 @@ impl Vaults {
             // others have to do with.
             Some(around) => {
                 let may_use_around = around != *id && state.keeps(&around)? && state.may_use(&caller.key, &around);
-                let is_free = || -> Answer<bool> { Ok(!state.is_spoken_for(id)? && !self.anchors.has(id)?) };
+                let is_free = || -> Answer<bool> { Ok(!state.is_spoken_for(id, &around)? && !self.anchors.has(id)?) };
                 may_use_around && (state.may_use(&caller.key, id) || is_free()?)
             }
         };
@@ -312,7 +318,7 @@ impl Vaults {
         let slot = self.slot(id);
         let slot = &mut *slot.lock();
         let event = Event::AnchorForgotten { vault: id.to_string() };
-        if matches!(slot, VaultSlot::Open(vault) if vault.is_in_doubt()) {
+        if matches!(slot, VaultSlot::Open(vault) if vault.standing() != Standing::Good) {
             self.vault_in(id, slot)?;
         }
         let VaultSlot::Open(vault) = &*slot else { return self.put_away(id, slot, event) };

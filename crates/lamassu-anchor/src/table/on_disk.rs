@@ -56,6 +56,8 @@ const SMALL_LEN: u64 = 16 << 20;
 /// The longest time in which a writer writes one record: after that the end of its log has moved, or the log is
 /// damaged.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
+/// How long a failed database waits for its readers before it is replaced.
+const READERS_WAITED_FOR: Duration = Duration::from_millis(500);
 /// Rows that a scan reads at a time.
 const SCANNED_AT_ONCE: usize = 1024;
 
@@ -91,6 +93,9 @@ pub struct DiskTable {
     logged: Mutex<Arc<Logged>>,
     /// redb has panicked.
     is_broken: AtomicBool,
+    /// Called by the next read between its looks at the log and at the database.
+    #[cfg(test)]
+    between: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
 
 /// The open database.
@@ -188,6 +193,8 @@ impl DiskTable {
             position: Mutex::default(),
             logged: Mutex::default(),
             is_broken: AtomicBool::new(false),
+            #[cfg(test)]
+            between: Mutex::new(None),
         }))
     }
 
@@ -240,7 +247,13 @@ impl DiskTable {
             // Read before the snapshot: changes that a transaction has just moved into the database are then in at
             // least one.
             let logged = self.logged.lock().clone();
-            return Ok(View { snapshot: kept.get(database)?, logged });
+            #[cfg(test)]
+            self.between_reads();
+            let snapshot = kept.get(database)?;
+            // Then the database has them, and newer values, too. This waits for no commit, which may wait for readers.
+            let is_void = snapshot.generation > logged.generation;
+            let logged = if is_void { Arc::new(Logged::none_of(snapshot.generation)) } else { logged };
+            return Ok(View { snapshot, logged });
         }
         loop {
             let snapshot = Snapshot::of(database)?;
@@ -292,9 +305,11 @@ impl DiskTable {
     }
 
     /// Replaces the failed database with this number by a new one, unless another thread has done so. The transaction
-    /// of the failed one is rolled back.
+    /// of the failed one is rolled back. While someone reads the failed one for long, this fails, and is left to a later
+    /// call: a reader may be as slow as whoever is sent what it reads.
     fn open_anew(&self, op: &'static str, number: u64) -> Result<(), AnchorError> {
-        let current = &mut *self.database.write();
+        let busy = || AnchorError::io(op, &self.path)(io::ErrorKind::ResourceBusy.into());
+        let current = &mut *self.database.try_write_for(READERS_WAITED_FOR).ok_or_else(busy)?;
         if self.is_broken.load(Ordering::Acquire) {
             return Err(AnchorError::Broken);
         }
@@ -413,7 +428,7 @@ impl DiskTable {
             }
         }
         *position = Position::front_of(generation);
-        *self.logged.lock() = Arc::default();
+        *self.logged.lock() = Arc::new(Logged::none_of(generation));
         Ok(())
     }
 }

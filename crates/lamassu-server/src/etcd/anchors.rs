@@ -65,10 +65,27 @@ impl EtcdAnchors {
         self.openings.lock().entry(generation.to_owned()).or_default().clone()
     }
 
+    /// A name under which no anchor of a vault was retired yet.
+    fn free_away(&self, id: &str) -> Result<Vec<u8>> {
+        let mut number = 1;
+        loop {
+            let key = self.cluster.key(&away(id, number));
+            if self.cluster.get(&key)?.is_none() {
+                return Ok(key);
+            }
+            number += 1;
+        }
+    }
+
     fn generation(&self, at: &str, id: &VaultId) -> Result<Option<String>> {
         let found = self.cluster.get(&self.cluster.key(&format!("{at}{id}")))?;
         Ok(found.map(|generation| String::from_utf8_lossy(&generation).into_owned()))
     }
+}
+
+/// The name of a retired anchor: with a number from the second one of a vault on, as with files.
+fn away(id: &str, number: u64) -> String {
+    if number == 1 { format!("{AWAY}{id}") } else { format!("{AWAY}{id}-{number}") }
 }
 
 /// A number that is in use nowhere.
@@ -152,13 +169,8 @@ impl AnchorStore for EtcdAnchors {
             self.cluster.recover(&generation)?;
         }
         let mut ops = vec![Op::Delete(self.cluster.key(&format!("{ANCHORS}{id}")))];
-        let away = self.cluster.key(&format!("{AWAY}{id}"));
-        // One anchor that was put away is kept for each vault, as with files.
-        let old = self.cluster.get(&away)?.map(|old| String::from_utf8_lossy(&old).into_owned());
-        ops.extend(old.iter().map(|old| Op::Put(self.cluster.key(&format!("{NEW}{old}")), Vec::new())));
-        ops.push(Op::Put(away, generation.into_bytes()));
-        self.cluster.transact(LIST, &ops)?;
-        old.map_or(Ok(()), |old| remove(&self.cluster, &old)).map(|()| true)
+        ops.push(Op::Put(self.free_away(&id)?, generation.into_bytes()));
+        self.cluster.transact(LIST, &ops).map(|()| true)
     }
 
     /// The cluster's quota cannot be read.

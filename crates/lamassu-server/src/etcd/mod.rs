@@ -11,7 +11,7 @@
 //! | `moved` | the number of the move that put the state here |
 //! | `state/TABLE/KEY` | a row of [`crate::state`] |
 //! | `anchors/VAULT` | the generation whose rows are the vault's anchor |
-//! | `away/VAULT` | the same, of a retired anchor |
+//! | `away/VAULT`, `away/VAULT-NUMBER` | the same, of retired anchors |
 //! | `new/GENERATION` | its rows are being received, or belong to no anchor any more |
 //! | `rows/GENERATION/SPACE KEY` | a row of an anchor |
 //! | `journal/NAME/NUMBER`, `journal/NAME/whole` | a commit that is too large for one transaction |

@@ -3,6 +3,7 @@
 use super::{LEASES, NUMBERS, RESTORED, RUNS_BEFORE, State};
 use crate::Result;
 use crate::audit::{Event, Why};
+use crate::writing::WriteTable;
 use lamassu_format::header::VaultId;
 use lamassu_lease::server::{Change, Durable};
 use lamassu_lease::{GrantNo, Object, SessionId};
@@ -16,6 +17,8 @@ const ABANDONED: u8 = 3;
 pub(super) const KEPT: u8 = 4;
 /// The vault's anchor is about to be kept here, or put away; the value is as that of [`KEPT`].
 const ON_ITS_WAY: u8 = 5;
+/// The vault's anchor was kept here and is retired; the value is what that of [`KEPT`] was.
+pub(super) const RETIRED: u8 = 6;
 
 /// The value of the row that notes that an anchor is kept here: the vault around it, if it is a dataset's.
 pub(super) fn kept_row(around: Option<&VaultId>) -> &[u8] {
@@ -105,7 +108,7 @@ impl State {
                     durable.exclusive.insert(Object(number), (SessionId(word(0)?), GrantNo(word(1)?)));
                 }
                 ABANDONED => drop(durable.abandoned.insert(Object(number))),
-                KEPT | ON_ITS_WAY => {}
+                KEPT | ON_ITS_WAY | RETIRED => {}
                 _ => return Err(damaged()),
             }
         }
@@ -139,13 +142,15 @@ impl State {
     }
 
     /// Notes that the anchor of a vault is about to be kept here, so that its place in another vault is known if the
-    /// server ends before [`State::note_kept`].
+    /// server ends before [`State::note_kept`]. Sessions of an anchor that was here before have nothing to do with it.
     ///
     /// # Errors
     /// [`ServerError::Database`].
     pub fn will_keep(&self, vault: &VaultId, around: Option<&VaultId>) -> Result<()> {
-        self.write(|write, _| {
-            write.open_table(LEASES)?.insert(&lease_key(vault, ON_ITS_WAY, 0)[..], kept_row(around))?;
+        self.write(|write, events| {
+            let mut leases = write.open_table(LEASES)?;
+            end_sessions(&mut leases, vault, Why::Silent, events)?;
+            leases.insert(&lease_key(vault, ON_ITS_WAY, 0)[..], kept_row(around))?;
             Ok(())
         })
     }
@@ -159,6 +164,7 @@ impl State {
             let mut table = write.open_table(LEASES)?;
             table.insert(&lease_key(vault, KEPT, 0)[..], kept_row(around))?;
             table.remove(&lease_key(vault, ON_ITS_WAY, 0)[..])?;
+            table.remove(&lease_key(vault, RETIRED, 0)[..])?;
             drop(table);
             let around = around.map(VaultId::to_string);
             events.push(Event::AnchorPut { host: host.into(), vault: vault.to_string(), lies_in: around });
@@ -208,21 +214,44 @@ impl State {
         self.look_at_datasets()
     }
 
-    /// Notes that the anchor of a vault is no longer kept here: no host has to report its state.
+    /// Notes that the anchor of a vault is no longer kept here: its sessions have ended, and no host has to report its
+    /// state. The vault around it stays known.
     ///
     /// # Errors
     /// [`ServerError::Database`].
     pub fn note_not_kept(&self, vault: &VaultId, event: Event) -> Result<()> {
         self.write(|write, events| {
             let mut leases = write.open_table(LEASES)?;
-            leases.remove(&lease_key(vault, KEPT, 0)[..])?;
-            leases.remove(&lease_key(vault, ON_ITS_WAY, 0)[..])?;
+            let mut around = None;
+            for kind in [KEPT, ON_ITS_WAY] {
+                let row = leases.remove(&lease_key(vault, kind, 0)[..])?.map(|row| row.value().to_vec());
+                around = around.or(row);
+            }
+            leases.insert(&lease_key(vault, RETIRED, 0)[..], &around.unwrap_or_default()[..])?;
+            let why = if matches!(event, Event::AnchorTaken { .. }) { Why::Left } else { Why::Silent };
+            end_sessions(&mut leases, vault, why, events)?;
             write.open_table(RESTORED)?.remove(&vault.0[..])?;
             events.push(event);
             Ok(())
         })?;
         self.restored.write().remove(vault);
         Ok(())
+    }
+
+    /// Whether the anchor of a vault is or was kept here.
+    ///
+    /// # Errors
+    /// [`ServerError::Database`].
+    pub(super) fn knows(&self, vault: &VaultId) -> Result<bool> {
+        self.read(|read| {
+            let table = read.open_table(LEASES)?;
+            for kind in [KEPT, RETIRED, RUNS] {
+                if table.get(&lease_key(vault, kind, 0)[..])?.is_some() {
+                    return Ok(true);
+                }
+            }
+            Ok(false)
+        })
     }
 
     /// The vaults whose anchors are or were kept here, and how often a server has started on each.
@@ -301,6 +330,31 @@ impl State {
             Ok(())
         })
     }
+}
+
+/// Removes the sessions of a vault, and their leases.
+fn end_sessions(
+    leases: &mut WriteTable<'_, &'static [u8], &'static [u8]>,
+    vault: &VaultId,
+    why: Why,
+    events: &mut Vec<Event>,
+) -> std::result::Result<(), redb::Error> {
+    let mut gone = Vec::new();
+    for row in leases.range(&lease_key(vault, SESSION, 0)[..]..)? {
+        let (key, value) = row?;
+        let Some((kind, number)) = key.value().strip_prefix(&vault.0).and_then(<[u8]>::split_first) else { break };
+        if ![SESSION, EXCLUSIVE, ABANDONED].contains(kind) {
+            continue;
+        }
+        if let (SESSION, Ok(number)) = (*kind, number.try_into()) {
+            let host = value.value().split(|byte| *byte == USE as u8).next().unwrap_or_default();
+            let (host, vault) = (String::from_utf8_lossy(host).into_owned(), vault.to_string());
+            events.push(Event::SessionEnded { host, vault, session: u64::from_be_bytes(number), why });
+        }
+        gone.push(key.value().to_vec());
+    }
+    gone.iter().try_for_each(|key| leases.remove(&key[..]).map(drop))?;
+    Ok(())
 }
 
 /// The key of a row: the vault, the kind, and the number of the session or object.

@@ -2,7 +2,7 @@
 //! unavailable until every host that may use it has reported its state.
 
 use super::keys::{self, CopiedKeys};
-use super::leases::{KEPT, kept_row, lease_key};
+use super::leases::{KEPT, RETIRED, kept_row, lease_key};
 use super::rights::{LiesIn, with_those_around};
 use super::{HOSTS, Host, LEASES, NUMBERS, RESTORED, RUNS_BEFORE, State, alerts};
 use crate::audit::{self, ChainEnd, Event};
@@ -27,6 +27,9 @@ pub struct Copied {
     /// by dataset, hex: the vault that it lies in
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub lies_in: BTreeMap<String, String>,
+    /// the same of datasets whose anchors are retired
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub lay_in: BTreeMap<String, String>,
     /// an upper bound of the number of starts on any vault before this server was made as a backup
     pub runs_before: u64,
     /// the last number of an alert
@@ -43,14 +46,24 @@ fn damaged() -> redb::Error {
     redb::Error::Corrupted("a vault that was put back".into())
 }
 
+fn parse_id(id: &String) -> Result<VaultId> {
+    let bytes = HEXLOWER.decode(id.as_bytes()).ok().and_then(|id| id.try_into().ok());
+    let garbled = || ServerError::Garbled { detail: "a backup has a vault that does not parse".into() };
+    bytes.map(VaultId).ok_or_else(garbled)
+}
+
+fn parse_around(of: &BTreeMap<String, String>) -> Result<LiesIn> {
+    of.iter().map(|(dataset, around)| Ok((parse_id(dataset)?, parse_id(around)?))).collect()
+}
+
 impl Copied {
-    fn lies_in(&self) -> Result<LiesIn> {
-        let parse = |id: &String| {
-            let id = HEXLOWER.decode(id.as_bytes()).ok().and_then(|id| id.try_into().ok());
-            id.map(VaultId)
-                .ok_or_else(|| ServerError::Garbled { detail: "a backup has a dataset that does not parse".into() })
-        };
-        self.lies_in.iter().map(|(dataset, around)| Ok((parse(dataset)?, parse(around)?))).collect()
+    /// The vaults whose anchors were here and are not in the backup, each with the vault around it.
+    fn retired(&self, vaults: &[VaultId], lies_in: &LiesIn) -> Result<Vec<(VaultId, Option<VaultId>)>> {
+        let lay_in = parse_around(&self.lay_in)?;
+        let was_here: BTreeSet<_> = self.runs.keys().map(parse_id).collect::<Result<_>>()?;
+        let all = was_here.iter().chain(lay_in.keys()).copied().collect::<BTreeSet<_>>().into_iter();
+        let around = |vault: VaultId| (vault, lay_in.get(&vault).or_else(|| lies_in.get(&vault)).copied());
+        Ok(all.filter(|vault| !vaults.contains(vault)).map(around).collect())
     }
 }
 
@@ -167,7 +180,8 @@ impl State {
         let (last_alert, runs_before) = (last.unwrap_or_default(), before.unwrap_or_default());
         let text = |(dataset, around): (VaultId, VaultId)| (dataset.to_string(), around.to_string());
         let lies_in = self.read_lies_in()?.into_iter().map(text).collect();
-        Ok(Copied { hosts, runs, lies_in, runs_before, last_alert, keys })
+        let lay_in = self.read_lay_in()?.into_iter().map(text).collect();
+        Ok(Copied { hosts, runs, lies_in, lay_in, runs_before, last_alert, keys })
     }
 
     /// Makes this the state of a backup, whose sessions are not those of the original server. Each vault is unavailable
@@ -176,7 +190,8 @@ impl State {
     /// # Errors
     /// [`ServerError::Database`].
     pub fn fill(&self, copied: &Copied, vaults: &[VaultId]) -> Result<()> {
-        let lies_in = copied.lies_in()?;
+        let lies_in = parse_around(&copied.lies_in)?;
+        let retired = copied.retired(vaults, &lies_in)?;
         self.write(|write, events| {
             let (mut hosts, mut leases, mut restored) =
                 (write.open_table(HOSTS)?, write.open_table(LEASES)?, write.open_table(RESTORED)?);
@@ -195,6 +210,9 @@ impl State {
                 let may_know = copied.hosts.iter().filter(|(_, host)| host.may_use(&any));
                 let may_know: BTreeSet<_> = may_know.map(|(name, _)| name).collect();
                 restored.insert(&vault.0[..], &serde_json::to_vec(&may_know).unwrap_or_default()[..])?;
+            }
+            for (vault, around) in &retired {
+                leases.insert(&lease_key(vault, RETIRED, 0)[..], kept_row(around.as_ref()))?;
             }
             copied.keys.iter().try_for_each(|copied| keys::fill(write, copied))?;
             events.push(Event::MadeFromBackup);

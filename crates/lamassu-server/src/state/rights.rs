@@ -1,8 +1,8 @@
 //! Who may use a vault: hosts that were granted it, or a vault that it lies in, if it is a dataset. The vault around a
 //! dataset is noted with the dataset's anchor.
 
-use super::leases::KEPT;
-use super::{Host, State};
+use super::leases::{KEPT, RETIRED, lease_key};
+use super::{Host, LEASES, State};
 use crate::Result;
 use data_encoding::HEXLOWER;
 use lamassu_format::header::VaultId;
@@ -42,11 +42,20 @@ impl State {
     }
 
     pub(super) fn read_lies_in(&self) -> Result<LiesIn> {
+        self.read_around(KEPT)
+    }
+
+    /// The vault around each dataset whose anchor is retired.
+    pub(super) fn read_lay_in(&self) -> Result<LiesIn> {
+        self.read_around(RETIRED)
+    }
+
+    fn read_around(&self, kind: u8) -> Result<LiesIn> {
         let parsed = |(vault, around): (VaultId, Vec<u8>)| match around.len() {
             0 => None,
             _ => Some(around.try_into().map(|around| (vault, VaultId(around))).map_err(|_| self.damaged("a dataset"))),
         };
-        self.of_kind(KEPT)?.into_iter().filter_map(parsed).collect()
+        self.of_kind(kind)?.into_iter().filter_map(parsed).collect()
     }
 
     /// Brings the copy in memory up to date.
@@ -69,13 +78,21 @@ impl State {
     }
 
     /// Whether anything is known of a vault: somebody was granted it, its anchor is or was here, or a dataset lies in
-    /// it. Its place in another vault is then not anybody's to say.
-    pub fn is_spoken_for(&self, vault: &VaultId) -> Result<bool> {
+    /// it. Its place in another vault is then not anybody's to say, unless its anchor was retired from that very place.
+    pub fn is_spoken_for(&self, vault: &VaultId, around: &VaultId) -> Result<bool> {
         let id = vault.to_string();
         let is_granted = self.hosts().values().any(|host| host.vaults.contains(&id))
             || self.tokens.read().values().any(|pending| pending.vaults.contains(&id));
         let has_inside = self.lies_in.read().values().any(|around| around == vault);
-        Ok(is_granted || has_inside || self.keeps(vault)?)
+        Ok(is_granted || has_inside || (self.knows(vault)? && !self.lay_in(vault, around)?))
+    }
+
+    /// Whether the anchor of a vault was retired as that of a dataset in `around`.
+    fn lay_in(&self, vault: &VaultId, around: &VaultId) -> Result<bool> {
+        self.read(|read| {
+            let row = read.open_table(LEASES)?.get(&lease_key(vault, RETIRED, 0)[..])?;
+            Ok(row.is_some_and(|row| row.value() == around.0))
+        })
     }
 
     /// Whether a vault is `around`, or lies in it.
@@ -87,7 +104,10 @@ impl State {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::audit::{Event, Why};
     use crate::state::Pending;
+    use crate::state::leases::Use;
+    use lamassu_lease::server::Change;
 
     const VAULT: VaultId = VaultId([1; 16]);
     const INNER: VaultId = VaultId([2; 16]);
@@ -125,6 +145,45 @@ mod tests {
         assert_eq!(may(&state), [true, false, false], "its anchor is no longer here");
         state.revoke("h").expect("revokes");
         assert_eq!(may(&state), [false; 3]);
+    }
+
+    /// Whoever has heard of the id could else put another anchor in the place of what is retired, or keep its owner
+    /// from putting it again.
+    #[test]
+    fn a_vault_that_was_here_is_spoken_for_except_in_its_place() {
+        const OTHER: VaultId = VaultId([4; 16]);
+        let (dir, state) = state();
+        let gone = |id: VaultId| Event::AnchorForgotten { vault: id.to_string() };
+        let is_spoken_for = |state: &State| {
+            [INNER, INMOST].map(|id| [OTHER, VAULT].map(|around| state.is_spoken_for(&id, &around).expect("reads")))
+        };
+        assert_eq!(is_spoken_for(&state), [[false; 2]; 2]);
+        state.note_kept("h", &INNER, Some(&VAULT)).expect("writes");
+        state.note_kept("h", &INMOST, None).expect("writes");
+        assert_eq!(is_spoken_for(&state), [[true; 2]; 2]);
+        // As when it is opened.
+        state
+            .change_leases(&INMOST, &[Change::Run(1)], |_| (String::new(), Use::Reads), |_| Why::Left)
+            .expect("writes");
+        for id in [INNER, INMOST] {
+            state.will_put_away(&id).expect("writes");
+            state.note_not_kept(&id, gone(id)).expect("writes");
+        }
+        let retired = [[true, false], [true; 2]];
+        assert_eq!(is_spoken_for(&state), retired);
+        drop(state);
+        let state = State::open(dir.path()).expect("opens");
+        assert_eq!(is_spoken_for(&state), retired);
+        // One of which an earlier version has left no more than that it was started.
+        state.change_leases(&OTHER, &[Change::Run(1)], |_| (String::new(), Use::Reads), |_| Why::Left).expect("writes");
+        assert!(state.is_spoken_for(&OTHER, &VAULT).expect("reads"));
+        let backup = tempfile::tempdir().expect("makes a directory");
+        let made = State::make(backup.path()).expect("makes");
+        made.fill(&state.copied().expect("copies"), &[]).expect("fills");
+        assert_eq!(is_spoken_for(&made), retired);
+        // It is put there again, and is kept.
+        state.note_kept("h", &INNER, Some(&VAULT)).expect("writes");
+        assert_eq!(is_spoken_for(&state)[0], [true; 2]);
     }
 
     #[test]

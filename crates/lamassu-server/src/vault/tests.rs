@@ -1,25 +1,32 @@
 use super::*;
+use crate::audit::Event;
 use crate::state::Pending;
 use lamassu_anchor::row::{Content, Sealed};
-use lamassu_anchor::table::MemoryTable;
+use lamassu_anchor::table::{MemoryTable, Space, Visit};
 use lamassu_anchor::{Digest, ObjectId, Row, Token, TokenKey};
 use lamassu_keys::unix_now;
-use lamassu_lease::RequestNo;
 use lamassu_lease::locks::{Lock, LockKey, LockKind, Range};
+use lamassu_lease::{Grant, Millis, RequestNo};
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
+use tokio::sync::mpsc::error::TryRecvError;
 use tokio::sync::mpsc::{Receiver, channel};
 
 const ID: VaultId = VaultId([7; 16]);
 
-/// A vault that one host may use.
-fn vault(dir: &std::path::Path) -> (Vault, Caller) {
+/// The table of a vault's anchor.
+fn table() -> Arc<dyn Table> {
     let table = Arc::new(MemoryTable::default());
     let of_root = Sealed::Is(Digest([1; 32]));
     let content = Content::Dir { record: of_root, parent: ObjectId::ROOT, name: Token([0; 16]) };
     let root = Row { mode: 0o700, uid: 0, gid: 0, links: 1, content, attributes: of_root };
     drop(Anchor::create(table.clone(), VaultRow::new(ID, TokenKey::new([1; 32])), root).unwrap());
     table.commit(&[Head([3; 32]).change()]).unwrap();
+    table
+}
+
+/// What vaults use, and a host that may use the vault.
+fn common(dir: &std::path::Path) -> (Common, Caller) {
     let state = Arc::new(State::make(dir).unwrap());
     let caller = Caller { name: "one".into(), key: Arc::from(*b"key") };
     let vaults = BTreeSet::from([ID.to_string()]);
@@ -28,14 +35,147 @@ fn vault(dir: &std::path::Path) -> (Vault, Caller) {
     let (terms, metrics) = (Terms::DEFAULT, Metrics::default());
     std::fs::write(dir.join("policy.toml"), "").unwrap();
     let policies = Arc::new(Policies::start(dir, terms, (state.clone(), metrics.clone())).unwrap());
-    let common = Common { state, metrics, policies, pauses: Arc::default() };
-    (Vault::open(ID, table, terms, common).unwrap_or_else(|_| panic!("the vault opens")), caller)
+    (Common { state, metrics, policies, pauses: Arc::default() }, caller)
+}
+
+fn open(table: Arc<dyn Table>, common: &Common) -> Vault {
+    Vault::open(ID, table, Terms::DEFAULT, common.clone()).unwrap_or_else(|_| panic!("the vault opens"))
+}
+
+/// A vault that one host may use.
+fn vault(dir: &std::path::Path) -> (Vault, Caller) {
+    let (common, caller) = common(dir);
+    (open(table(), &common), caller)
 }
 
 fn begin(vault: &Vault, caller: &Caller) -> (Line, Receiver<Told>) {
     let (replies, told) = channel(REPLIES_MAX);
     let begun = vault.begin(caller, Use::ByTurns, SessionId(u64::MAX), replies);
     (begun.unwrap_or_else(|_| panic!("a session begins")).line, told)
+}
+
+/// A session that uses the vault in this way; one that writes or reads asks for its lease at once.
+fn begin_to(vault: &Vault, caller: &Caller, used: Use, replaces: SessionId) -> (Line, Grant, Receiver<Told>) {
+    let (replies, mut told) = channel(REPLIES_MAX);
+    let line = vault.begin(caller, used, replaces, replies).unwrap_or_else(|_| panic!("a session begins")).line;
+    let mode = if used == Use::Reads { Mode::Shared } else { Mode::Exclusive };
+    assert!(vault.call(line, Call::Acquire { request: RequestNo(1), object: VAULT, mode }).is_ok());
+    match told.try_recv() {
+        Ok((Reply::Granted { grant, .. }, _)) => (line, grant, told),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn row(number: u8) -> Change {
+    Change { space: Space::Open, key: vec![number; 8], value: Some(Vec::new()) }
+}
+
+/// A policy may forbid its host to write. An honest one keeps the vault to read at once (R8 of `docs/sharing.md`).
+#[test]
+fn a_session_that_reads_changes_nothing_although_it_gets_an_abandoned_vault_exclusively() {
+    let dir = tempfile::tempdir().unwrap();
+    let (vault, caller) = vault(dir.path());
+    let none = SessionId(u64::MAX);
+    let (writer, _, _told) = begin_to(&vault, &caller, Use::Writes, none);
+    let head = vault.commit(&caller.name, writer.session, Head([3; 32]), &[row(1)]).unwrap();
+    let (reader, grant, _told) = begin_to(&vault, &caller, Use::Reads, writer.session);
+    assert_eq!(grant.mode, Mode::Exclusive, "it takes over");
+    let commits = || vault.commit(&caller.name, reader.session, head, &[row(2)]);
+    let gives_up = || {
+        let may_be = |inner: &Inner| inner.may_change(reader.session, &caller.name);
+        vault.give_up(may_be, || panic!("it is put away"))
+    };
+    assert!(matches!(commits(), Err(Refused::Ended)) && matches!(gives_up(), Err(Refused::Ended)));
+    assert!(vault.rows(&caller.name, reader.session, None).is_ok_and(|rows| rows.head == head));
+    for call in [Call::TakenOver { grant }, Call::Release { grant, keeps: Some(Mode::Shared) }] {
+        assert!(vault.call(reader, call).is_ok());
+    }
+    assert!(matches!(commits(), Err(Refused::Ended)));
+    let (_, grant, _told) = begin_to(&vault, &caller, Use::Reads, none);
+    assert_eq!(grant.mode, Mode::Shared, "both read");
+    assert!(vault.rows(&caller.name, reader.session, None).is_ok());
+}
+
+/// A server with many vaults may open this one more than a term before it answers.
+#[test]
+fn a_session_is_not_silent_before_its_host_can_reach_the_server() {
+    for begins in [false, true] {
+        let dir = tempfile::tempdir().unwrap();
+        let (common, caller) = common(dir.path());
+        let (session, _, _told) = begin_to(&open(table(), &common), &caller, Use::Writes, SessionId(u64::MAX));
+        let vault = open(table(), &common);
+        let (durable, long_ago) = (common.state.leases(&ID).unwrap().0, Millis(now().0.saturating_sub(3_600_000)));
+        vault.inner.lock().leases = Server::start(Terms::DEFAULT, durable, long_ago).0;
+        if begins {
+            common.pauses.begin();
+        }
+        assert!(vault.tick().is_ok());
+        assert_eq!(vault.inner.lock().leases.is_alive(session.session), begins);
+    }
+}
+
+/// A table that makes no commit.
+struct Failing(Arc<dyn Table>);
+
+impl Table for Failing {
+    fn get(&self, space: Space, key: &[u8]) -> Result<Option<Vec<u8>>, AnchorError> {
+        self.0.get(space, key)
+    }
+
+    fn scan(&self, space: Space, prefix: &[u8], visit: &mut Visit<'_>) -> Result<(), AnchorError> {
+        self.0.scan(space, prefix, visit)
+    }
+
+    fn commit(&self, _: &[Change]) -> Result<(), AnchorError> {
+        Err(AnchorError::Broken)
+    }
+}
+
+/// Each keeps the table open, and it could not be opened again.
+#[test]
+fn a_vault_whose_commit_fails_ends_connections_and_rows_under_way() {
+    let dir = tempfile::tempdir().unwrap();
+    let (common, caller) = common(dir.path());
+    let vault = open(Arc::new(Failing(table())), &common);
+    let (writer, _, mut told) = begin_to(&vault, &caller, Use::Writes, SessionId(u64::MAX));
+    let rows = vault.rows(&caller.name, writer.session, None).unwrap_or_else(|_| panic!("it has a lease"));
+    assert_eq!(*rows.standing.borrow(), Standing::Good);
+    assert!(vault.commit(&caller.name, writer.session, rows.head, &[row(1)]).is_err());
+    assert_eq!((*rows.standing.borrow(), vault.standing()), (Standing::InDoubt, Standing::InDoubt));
+    assert_eq!(told.try_recv(), Err(TryRecvError::Disconnected));
+    assert!(matches!(vault.call(writer, Call::Heartbeat { beat: 1 }), Err(Refused::NotNow)));
+}
+
+/// Streams keep a vault that was given up. Its durable leases have the id of the vault, as those of the next one do.
+#[test]
+fn a_vault_that_was_given_up_changes_nothing_of_the_next_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let (common, caller) = common(dir.path());
+    let (state, none) = (&common.state, SessionId(u64::MAX));
+    let old = open(table(), &common);
+    let (writer, grant, mut told) = begin_to(&old, &caller, Use::Writes, none);
+    let may_be = |inner: &Inner| inner.may_change(writer.session, &caller.name);
+    let taken = Event::AnchorTaken { host: caller.name.clone(), vault: ID.to_string() };
+    assert!(old.give_up(may_be, || Ok(state.note_not_kept(&ID, taken)?)).is_ok());
+    assert_eq!(told.try_recv(), Err(TryRecvError::Disconnected), "its connection has ended");
+    let (durable, sessions) = state.leases(&ID).unwrap();
+    assert!(durable.exclusive.is_empty() && sessions.is_empty());
+    let entries = state.audit(0, 100).unwrap().entries;
+    assert_eq!(
+        entries.iter().filter(|one| one.entry.contains("session-ended") && one.entry.contains("left")).count(),
+        1
+    );
+    let new = open(table(), &common);
+    let (other, ..) = begin_to(&new, &caller, Use::Writes, none);
+    for call in [Call::Heartbeat { beat: 1 }, Call::Release { grant, keeps: None }, Call::Leave] {
+        assert!(matches!(old.call(writer, call), Err(Refused::Ended)));
+    }
+    let (replies, _told) = channel(1);
+    assert!(matches!(old.begin(&caller, Use::ByTurns, none, replies), Err(Refused::Unknown)));
+    assert!(old.tick().is_ok() && old.end_sessions_of(&caller.name).is_ok());
+    let (durable, sessions) = state.leases(&ID).unwrap();
+    assert!(sessions.iter().map(|one| one.session).eq([other.session]));
+    assert!(durable.exclusive.values().map(|(session, _)| *session).eq([other.session]));
 }
 
 const KEY: LockKey = LockKey { file: Object(9), kind: LockKind::Range, owner: 1 };

@@ -185,12 +185,21 @@ fn conformance(anchors: &dyn AnchorStore) {
 fn anchors_are_kept_alike_in_files_and_in_etcd() {
     let dir = tempfile::tempdir().unwrap();
     conformance(&Files::open(dir.path()).unwrap());
+    // The second one has not replaced the first.
+    let id = VaultId([1; 16]);
+    let of_files = ["", "-2"].map(|number| dir.path().join(format!("anchors/{id}{number}.given-up")));
+    assert!(of_files.iter().all(|path| path.exists()));
     if !is_there() {
         return;
     }
     let etcd = Etcd::start(1);
     let (cluster, lead) = etcd.led();
     conformance(&EtcdAnchors::open(&cluster).unwrap());
+    for (number, revision) in [("", b"2"), ("-2", b"3")] {
+        let generation = cluster.get(format!("test/away/{id}{number}").as_bytes()).unwrap().unwrap();
+        let row = [b"test/rows/", &generation[..], b"/0vault"].concat();
+        assert_eq!(cluster.get(&row).unwrap().as_deref(), Some(&revision[..]));
+    }
     lead.give_up();
 }
 

@@ -66,21 +66,30 @@ pub(super) fn check_front(file: &File) -> io::Result<()> {
 
 /// Logged changes that are not in the database yet: the newest value of each key, `None` if it was removed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Logged(BTreeMap<(Space, Vec<u8>), Option<Vec<u8>>>);
+pub(super) struct Logged {
+    changes: BTreeMap<(Space, Vec<u8>), Option<Vec<u8>>>,
+    /// The generation of their records. A database of a later one includes them.
+    pub generation: u64,
+}
 
 impl Logged {
+    /// No changes in a generation.
+    pub fn none_of(generation: u64) -> Logged {
+        Logged { changes: BTreeMap::new(), generation }
+    }
+
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.changes.is_empty()
     }
 
     /// Adds the changes of a commit.
     pub fn take(&mut self, changes: impl IntoIterator<Item = Change>) {
-        self.0.extend(changes.into_iter().map(|Change { space, key, value }| ((space, key), value)));
+        self.changes.extend(changes.into_iter().map(|Change { space, key, value }| ((space, key), value)));
     }
 
     /// The logged value of a key; the outer `None`: it was not changed.
     pub fn get(&self, space: Space, key: &[u8]) -> Option<Option<&[u8]>> {
-        self.0.get(&(space, key.to_vec())).map(Option::as_deref)
+        self.changes.get(&(space, key.to_vec())).map(Option::as_deref)
     }
 
     /// The changed keys of a table, ascending.
@@ -89,13 +98,13 @@ impl Logged {
             Bound::Unbounded => Bound::Included((space, Vec::new())),
             from => from.map(|key| (space, key.to_vec())),
         };
-        let in_space = self.0.range((from, Bound::Unbounded)).take_while(move |((own, _), _)| *own == space);
+        let in_space = self.changes.range((from, Bound::Unbounded)).take_while(move |((own, _), _)| *own == space);
         in_space.map(|((_, key), value)| (&key[..], value.as_deref()))
     }
 
     /// All changes.
     pub fn changes(&self) -> impl Iterator<Item = (Space, &[u8], Option<&[u8]>)> {
-        self.0.iter().map(|((space, key), value)| (*space, &key[..], value.as_deref()))
+        self.changes.iter().map(|((space, key), value)| (*space, &key[..], value.as_deref()))
     }
 }
 
@@ -195,7 +204,7 @@ fn parse(bytes: &[u8]) -> Option<Parsed> {
 
 /// Reads the records of a generation, and the end of the log.
 pub(super) fn read(backend: &Backend, generation: u64) -> io::Result<(Logged, Position)> {
-    let (mut logged, mut position) = (Logged::default(), Position::front_of(generation));
+    let (mut logged, mut position) = (Logged::none_of(generation), Position::front_of(generation));
     let mut bytes = vec![0; RECORD_MAX];
     while position.block < BLOCKS {
         // Most records are one block.

@@ -111,6 +111,83 @@ fn reads_fail_while_the_disk_does() {
     }
 }
 
+impl DiskTable {
+    pub(super) fn between_reads(&self) {
+        let between = self.between.lock().take();
+        if let Some(between) = between {
+            between();
+        }
+    }
+}
+
+/// A read that begins before a commit and looks at the database behind it sees all of the commit, or nothing.
+#[test]
+fn a_read_beside_a_commit_that_empties_the_log_is_not_torn() {
+    let dir = tempfile::tempdir().unwrap();
+    let table = Arc::new(DiskTable::create(&dir.path().join("anchor")).unwrap());
+    table.commit(&[put(b"a", b"1"), put(b"b", b"1")]).unwrap();
+    for to in [b"2", b"3"] {
+        // Too much for the log.
+        let rows: Vec<_> = (0..2000_u32).map(|n| put(&n.to_be_bytes(), &[7; 200])).collect();
+        let rows: Vec<_> = rows.into_iter().chain([put(b"b", to), put(b"c", to)]).collect();
+        let of = table.clone();
+        *table.between.lock() = Some(Box::new(move || of.commit(&rows).unwrap()));
+        let mut seen = Vec::new();
+        let visited = table.visit_all(|_, key, value| {
+            seen.extend([b"a", b"b", b"c"].iter().any(|one| key == *one).then(|| (key.to_vec(), value.to_vec())));
+            Ok::<_, AnchorError>(())
+        });
+        visited.unwrap();
+        let all = [(b"a", b"1"), (b"b", to), (b"c", to)].map(|(key, value)| (key.to_vec(), value.to_vec()));
+        assert_eq!(seen, all);
+        table.commit(&[put(b"b", b"logged")]).unwrap();
+    }
+    assert_eq!(value(&table, b"b").unwrap(), b"logged");
+}
+
+/// A reader may be as slow as whoever is sent what it reads. A commit that fails meanwhile returns, and so do those
+/// after it.
+#[test]
+fn a_slow_reader_holds_up_no_commit_that_fails() {
+    let dir = tempfile::tempdir().unwrap();
+    let table = Arc::new(DiskTable::create(&dir.path().join("anchor")).unwrap());
+    table.commit(&[put(b"a", b"1")]).unwrap();
+    let (release, released) = std::sync::mpsc::channel::<()>();
+    let (begins, begun) = std::sync::mpsc::channel();
+    let of = table.clone();
+    let reads = std::thread::spawn(move || {
+        let mut count = 0;
+        let visited = of.visit_all(|_, _, _| {
+            count += 1;
+            let _ = begins.send(());
+            let _ = released.recv();
+            Ok::<_, AnchorError>(())
+        });
+        visited.map(|()| count)
+    });
+    begun.recv().unwrap();
+    let (said, done) = std::sync::mpsc::channel();
+    let of = table.clone();
+    let commits = std::thread::spawn(move || {
+        let rows: Vec<_> = (0..8000_u32).map(|n| put(&n.to_be_bytes(), &[7; 200])).collect();
+        fail(&of, "sync", 0, libc::EIO);
+        let failed = errno(of.commit(&rows));
+        mend(&of);
+        // The reader has the failed database still.
+        let failed = [failed, errno(of.commit(&rows)), errno(of.commit(&[put(b"b", b"1")]))];
+        said.send(failed.map(|errno| errno.is_some())).unwrap();
+    });
+    let failed = done.recv_timeout(Duration::from_secs(60)).ok();
+    drop(release);
+    commits.join().unwrap();
+    assert_eq!(failed, Some([true; 3]), "a commit waits for the reader");
+    assert_eq!(reads.join().unwrap().unwrap(), 1);
+    assert_eq!(value(&table, b"a").unwrap(), b"1");
+    table.commit(&[put(b"a", b"2")]).unwrap();
+    assert_eq!(value(&table, b"a").unwrap(), b"2");
+    assert_eq!(value(&table, &7_u32.to_be_bytes()), None, "what failed did not happen");
+}
+
 /// Nothing is begun while the file cannot become longer.
 #[test]
 fn a_full_disk_shows_before_anything_is_written() {

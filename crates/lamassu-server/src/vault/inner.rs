@@ -1,0 +1,128 @@
+//! What a vault has under its lock.
+
+use super::{Told, VAULT};
+use crate::pauses::Pauses;
+use crate::policy::current::{LimitsCache, PolicyNo};
+use crate::recent::Recent;
+use crate::refused::{Answer, Refused};
+use crate::state::leases::Use;
+use lamassu_anchor::VaultRow;
+use lamassu_anchor::head::Head;
+use lamassu_anchor::table::Table;
+use lamassu_lease::server::{Server, Step};
+use lamassu_lease::{Millis, SessionId};
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use tokio::sync::mpsc::Sender;
+use tokio::sync::watch;
+
+/// Whether a vault object is used, or why not any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// It is used.
+    Good,
+    /// A commit has failed, so the durable state is unknown: the vault must be reopened.
+    InDoubt,
+    /// Its anchor was retired or replaced.
+    GivenUp,
+    /// It had no sessions, and was closed to save its files.
+    Closed,
+}
+
+/// The state of the vault, under its lock.
+pub struct Inner {
+    pub(super) table: Arc<dyn Table>,
+    pub(super) head: Head,
+    pub(super) recent: Recent,
+    pub(super) leases: Server,
+    /// The hosts of sessions, and where their replies go.
+    pub(super) sessions: HashMap<SessionId, Attending>,
+    /// The time, and how many pauses its leases know of.
+    pub(super) clock: Arc<Pauses>,
+    pub(super) pauses: u64,
+    /// Unless it is good, nothing of the vault changes any more: what is durable is that of another object, which was or
+    /// is to be opened.
+    pub(super) standing: watch::Sender<Standing>,
+    /// The properties that a vault keeps for good: its suite, its domain.
+    pub(super) row: VaultRow,
+    /// Files with profiles that the policy forbids, opened since the vault was last granted to a writer.
+    pub(super) opened: HashSet<Vec<u8>>,
+}
+
+/// A session.
+pub(super) struct Attending {
+    pub(super) host: String,
+    pub(super) used: Use,
+    pub(super) heard: Millis,
+    /// The number of its connections so far: messages of earlier ones are ignored.
+    pub(super) connections: u64,
+    pub(super) replies: Option<Sender<Told>>,
+    /// Its host was revoked, or lost its grant.
+    pub(super) is_out: bool,
+    /// The policy that it knew when it began or was last granted the vault, with the limits of that and later policies.
+    pub(super) knows: PolicyNo,
+    pub(super) limits: LimitsCache,
+}
+
+impl Inner {
+    /// Whether the vault is used.
+    pub(super) fn standing(&self) -> Standing {
+        *self.standing.borrow()
+    }
+
+    /// The vault is used no more. The connections of its sessions end, and so does what is sent of its rows: each keeps
+    /// the table open, so that it could not be opened again.
+    pub(super) fn end(&mut self, standing: Standing) {
+        self.standing.send_replace(standing);
+        match standing {
+            // What is durable of them goes with the anchor.
+            Standing::GivenUp => self.sessions.clear(),
+            Standing::Good | Standing::InDoubt | Standing::Closed => {
+                self.sessions.values_mut().for_each(|session| session.replies = None);
+            }
+        }
+    }
+
+    /// Advances the time of the leases.
+    pub(super) fn tick(&mut self) -> Step {
+        let now = self.now();
+        self.leases.tick(now)
+    }
+
+    /// Every use of the leases takes the time from here, since a call may come before the tick that would notice a
+    /// pause.
+    pub(super) fn now(&mut self) -> Millis {
+        let (now, pauses) = self.clock.look();
+        if pauses != self.pauses {
+            // Messages that hosts sent during the pause are still unread, so all count as heard of now, as after a
+            // restart.
+            self.leases.was_away(now);
+            self.pauses = pauses;
+        }
+        now
+    }
+
+    /// Checks that there is no session, except for `but`.
+    ///
+    /// # Errors
+    /// [`Refused::InUse`].
+    pub fn nobody_has_it(&self, but: Option<SessionId>) -> Answer<()> {
+        match self.sessions.iter().find(|(session, _)| Some(**session) != but) {
+            Some((_, one)) => Err(Refused::InUse { by: format!("host {}", one.host) }),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether a session of a host may change the table. One that reads may not, although it gets an abandoned vault
+    /// exclusively: a policy may forbid its host to write, and that is judged when a session begins.
+    ///
+    /// # Errors
+    /// [`Refused::Ended`].
+    pub fn may_change(&self, session: SessionId, host: &str) -> Answer<()> {
+        let writes = self.sessions.get(&session).is_some_and(|one| one.host == host && one.used != Use::Reads);
+        match writes && self.leases.may_change(session, VAULT) {
+            true => Ok(()),
+            false => Err(Refused::Ended),
+        }
+    }
+}
