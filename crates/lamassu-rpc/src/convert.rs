@@ -85,6 +85,7 @@ pub fn to_rows(packed: &[u8]) -> Result<Vec<Change>> {
 pub struct Batch {
     packed: Vec<u8>,
     count: usize,
+    all: u64,
 }
 
 impl Batch {
@@ -92,14 +93,53 @@ impl Batch {
     pub fn push(&mut self, space: Space, key: &[u8], value: &[u8]) -> Option<Vec<u8>> {
         let row = Change { space, key: key.to_vec(), value: Some(value.to_vec()) };
         self.packed.extend(table::pack([&row]));
-        self.count += 1;
+        (self.count, self.all) = (self.count + 1, self.all + 1);
         let is_full = self.count == ROWS_MAX || self.packed.len() >= BATCH_LEN;
-        is_full.then(|| std::mem::take(self).packed)
+        is_full.then(|| {
+            self.count = 0;
+            std::mem::take(&mut self.packed)
+        })
+    }
+
+    /// The number of all rows so far, which the last message has.
+    pub fn all(&self) -> u64 {
+        self.all
     }
 
     /// The remaining rows.
     pub fn rest(self) -> Vec<u8> {
         self.packed
+    }
+}
+
+/// Counts the rows of a table that arrive. A stream can end well although its sender has stopped in the middle: so the
+/// last message has the number of all rows.
+#[derive(Default)]
+pub struct Counted {
+    rows: u64,
+    all: Option<u64>,
+}
+
+impl Counted {
+    /// A message with `rows` has arrived.
+    ///
+    /// # Errors
+    /// [`Garbled`]: the last one has come before.
+    pub fn take(&mut self, rows: usize, all: u64) -> Result<()> {
+        if self.all.is_some() {
+            return Err(Garbled("rows after the last ones"));
+        }
+        self.rows += rows as u64;
+        self.all = Some(all).filter(|all| *all != 0);
+        Ok(())
+    }
+
+    /// The stream has ended.
+    ///
+    /// # Errors
+    /// [`Garbled`]: not all rows have arrived.
+    pub fn finish(&self) -> Result<()> {
+        if self.all == Some(self.rows) { Ok(()) } else { Err(Garbled("the rows end in the middle")) }
     }
 }
 
@@ -329,10 +369,26 @@ mod tests {
         for n in 0..count {
             messages.extend(batch.push(Space::Objects, &n.to_be_bytes(), &[7; 100]));
         }
+        let batch_all = batch.all();
         messages.push(batch.rest());
         let rows: Vec<_> = messages.iter().flat_map(|message| to_rows(message).expect("rows")).collect();
         assert!(messages.len() == 4 && rows.len() as u64 == count);
         assert!(rows.iter().zip(0_u64..).all(|(row, n)| row.key == n.to_be_bytes()));
+        // The receiver notices that some are missing, also where the stream ends well.
+        let counted = |messages: &[Vec<u8>], last: u64| {
+            let (mut counted, mut left) = (Counted::default(), messages.len());
+            for message in messages {
+                left -= 1;
+                let all = if left == 0 { last } else { 0 };
+                counted.take(to_rows(message).expect("rows").len(), all).ok()?;
+            }
+            counted.finish().ok()
+        };
+        assert!(batch_all == count && counted(&messages, count).is_some());
+        assert!(counted(&messages[..3], 0).is_none() && counted(&messages, 0).is_none() && counted(&[], 0).is_none());
+        assert!(counted(&messages[..3], count).is_none() && counted(&messages, count + 1).is_none());
+        let mut after_the_last = Counted::default();
+        assert!(after_the_last.take(1, 1).is_ok() && after_the_last.take(0, 0).is_err());
         let mut batch = Batch::default();
         let large = (0..100).find_map(|_| batch.push(Space::Held, &[1], &[0; VALUE_MAX])).expect("a message");
         assert!(large.len() < 2 * BATCH_LEN);

@@ -21,7 +21,7 @@ use lamassu_anchor::head::Head;
 use lamassu_format::header::VaultId;
 use lamassu_keys::unix_now;
 use lamassu_lease::SessionId;
-use lamassu_rpc::convert::{self, Batch, Garbled};
+use lamassu_rpc::convert::{self, Batch, Counted, Garbled};
 use lamassu_rpc::limits::RULE_KEY;
 use lamassu_rpc::proto::{self, alerts_server::Alerts, anchors_server::Anchors, hosts_server::Hosts};
 use lamassu_rpc::{CHANGES_MAX, FINDINGS_MAX, MESSAGE_MAX, REPORT_MAX, SESSION_MESSAGE_MAX};
@@ -208,21 +208,22 @@ impl Anchors for Service {
         let sends = move || {
             let _turn = turn;
             let (mut batch, mut pace) = (Batch::default(), Pace::begin());
-            let mut send = |rows: Vec<u8>, is_commit: bool| {
+            let mut send = |rows: Vec<u8>, is_commit: bool, all: u64| {
                 let is_in_pace = pace.moved(rows.len());
-                let rows = Ok(proto::SomeRows { head: head.0.to_vec(), rows, is_commit });
+                let rows = Ok(proto::SomeRows { head: head.0.to_vec(), rows, is_commit, all });
                 runtime
                     .block_on(hand_over(&some, rows, &mut standing))
                     .and_then(|()| if is_in_pace { Ok(()) } else { Err(Gone::Client) })
             };
             let sent = match since {
-                Some(commits) => commits.iter().try_for_each(|changes| send(changes.to_vec(), true)),
+                Some(commits) => commits.iter().try_for_each(|changes| send(changes.to_vec(), true, 0)),
                 None => {
                     let visited = table.visit_all(|space, key, value| match batch.push(space, key, value) {
-                        Some(rows) => send(rows, false),
+                        Some(rows) => send(rows, false, 0),
                         None => Ok(()),
                     });
-                    visited.and_then(|()| send(batch.rest(), false))
+                    let all = batch.all();
+                    visited.and_then(|()| send(batch.rest(), false, all))
                 }
             };
             // Before its client is told: that may take as long as the client likes.
@@ -293,7 +294,7 @@ impl Anchors for Service {
         let mut some = Some(first);
         while let Some(request) = some {
             // The thread has ended: its answer says why.
-            if to.send(Put::Rows(request.rows)).await.is_err() {
+            if to.send(Put::Rows(request.rows, request.all)).await.is_err() {
                 break;
             }
             some = next().await?;
@@ -364,13 +365,18 @@ impl Service {
         mut rows: mpsc::Receiver<Put>,
     ) -> Result<Head, Status> {
         let mut put = self.vaults.begin_put(caller, id, known, around).map_err(|refused| self.refused(refused))?;
+        let mut counted = Counted::default();
         loop {
             match rows.blocking_recv() {
-                Some(Put::Rows(rows)) => {
+                Some(Put::Rows(rows, all)) => {
                     let rows = convert::to_rows(&rows).map_err(garbled)?;
+                    counted.take(rows.len(), all).map_err(garbled)?;
                     put.take(&rows).map_err(|refused| self.refused(refused))?;
                 }
-                Some(Put::End) => return put.finish(caller).map_err(|refused| self.refused(refused)),
+                Some(Put::End) => {
+                    counted.finish().map_err(garbled)?;
+                    return put.finish(caller).map_err(|refused| self.refused(refused));
+                }
                 None => return Err(Status::cancelled("the client has gone")),
             }
         }
@@ -379,7 +385,8 @@ impl Service {
 
 /// A message of a client that sends an anchor.
 enum Put {
-    Rows(Vec<u8>),
+    /// Some rows, and in the last message the number of all.
+    Rows(Vec<u8>, u64),
     End,
 }
 

@@ -22,7 +22,7 @@ use crate::state::State;
 use crate::state::leases::{Lasting, Use};
 use lamassu_anchor::head::Head;
 use lamassu_anchor::table::{Change, Table};
-use lamassu_anchor::{Anchor, AnchorError, VaultRow};
+use lamassu_anchor::{Anchor, AnchorError};
 use lamassu_format::header::VaultId;
 use lamassu_lease::locks::LOCKS_MAX;
 use lamassu_lease::server::{Server, Step};

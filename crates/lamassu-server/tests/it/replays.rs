@@ -170,6 +170,13 @@ fn a_beginning_or_an_end_that_is_sent_again_is_in_nobodys_way() {
             let put = anchors.put(tokio_stream::iter(put.to_vec())).await;
             put.map(|state| state.into_inner().head).map_err(|status| status.code())
         };
+        // The host stopped in the middle, and its stream ended well all the same.
+        let (last, first_ones) = put.split_last().unwrap();
+        let without_end = proto::PutRequest { all: 0, ..last.clone() };
+        let with_less = proto::PutRequest { rows: Vec::new(), ..last.clone() };
+        for last in [without_end, with_less] {
+            assert_eq!(send(&[first_ones, &[last]].concat()).await, Err(Code::InvalidArgument));
+        }
         let head = send(&put).await.unwrap();
         assert_eq!(send(&put).await.as_ref(), Ok(&head), "its answer was lost");
         let late = one_row(&of_a.of, &head, 3);
@@ -194,8 +201,12 @@ fn put_of(vault: &[u8], rows: &[Change]) -> Vec<proto::PutRequest> {
     for Change { space, key, value } in rows.iter().filter(|row| row.space != Space::Head) {
         packed.extend(batch.push(*space, key, value.as_ref().unwrap()));
     }
+    let all = batch.all();
     packed.push(batch.rest());
-    packed.into_iter().map(|rows| proto::PutRequest { vault: vault.to_vec(), rows, ..Default::default() }).collect()
+    let message = |rows| proto::PutRequest { vault: vault.to_vec(), rows, ..Default::default() };
+    let mut messages: Vec<_> = packed.into_iter().map(message).collect();
+    messages.last_mut().unwrap().all = all;
+    messages
 }
 
 #[test]

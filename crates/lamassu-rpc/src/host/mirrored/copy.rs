@@ -5,7 +5,7 @@
 //! copy when it is complete.
 
 use super::put::in_messages;
-use crate::convert;
+use crate::convert::{self, Counted};
 use crate::host::{Result, Session};
 use crate::{CHANGES_MAX, DELTA_COMMITS_MAX, DELTA_MAX, proto};
 use lamassu_anchor::head::Head;
@@ -64,7 +64,7 @@ pub(crate) fn up_to_date(
     let seen = match &local {
         Some(local) if known == Some(session.head) => return Ok((local.clone(), Some(Vec::new()))),
         // The copy was put at the server, and the answer was lost.
-        Some(local) if known.is_none() && in_messages(local, drop)? == session.head => {
+        Some(local) if known.is_none() && in_messages(local, |_, _| ())? == session.head => {
             local.commit(&[session.head.change()])?;
             return Ok((local.clone(), Some(Vec::new())));
         }
@@ -146,13 +146,15 @@ fn fetch_all(
     let garbled = |error: convert::Garbled| connection.garbled(error.0);
     let table = DiskTable::create(new)?;
     let head = convert::head(&first.head).map_err(garbled)?;
-    let (mut some, mut left) = (Some(first), ROWS_OF_A_TABLE_MAX);
+    let (mut some, mut left, mut counted) = (Some(first), ROWS_OF_A_TABLE_MAX, Counted::default());
     while let Some(more) = some {
         let rows = convert::to_rows(&more.rows).map_err(garbled)?;
+        counted.take(rows.len(), more.all).map_err(garbled)?;
         left = left.checked_sub(rows.len() as u64).ok_or_else(|| connection.garbled("rows without end"))?;
         table.commit(&rows)?;
         some = next()?;
     }
+    counted.finish().map_err(garbled)?;
     if head != session.head {
         return Err(connection.garbled("the rows are not those of the session's head"));
     }
@@ -205,7 +207,7 @@ mod tests {
     }
 
     fn said(changes: &[Change]) -> proto::SomeRows {
-        proto::SomeRows { head: vec![], rows: table::pack(changes), is_commit: true }
+        proto::SomeRows { rows: table::pack(changes), is_commit: true, ..proto::SomeRows::default() }
     }
 
     fn taken(said: &[proto::SomeRows], head: Head) -> Option<Vec<Change>> {

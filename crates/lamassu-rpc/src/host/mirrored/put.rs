@@ -79,9 +79,9 @@ fn send_rows(
         let (mut vault, mut head) = (vault.0.to_vec(), head.map_or(Vec::new(), |head| head.0.to_vec()));
         let mut around = around.map_or(Vec::new(), |around| around.0.to_vec());
         // A server that has refused reads no further. Its answer gives the reason.
-        let send = |rows| {
+        let send = |rows, all| {
             let [vault, head, around] = [&mut vault, &mut head, &mut around].map(std::mem::take);
-            drop(up.blocking_send(proto::PutRequest { vault, rows, head, around }));
+            drop(up.blocking_send(proto::PutRequest { vault, rows, head, around, all }));
         };
         let first = in_messages(table, send)?;
         drop(up);
@@ -91,18 +91,20 @@ fn send_rows(
     })
 }
 
-/// Passes the rows of a table to `message`, in the packing of the put. Returns the head that a server gives them.
-pub(super) fn in_messages(table: &DiskTable, mut message: impl FnMut(Vec<u8>)) -> Result<Head> {
+/// Passes the rows of a table to `message`, in the packing of the put, with the number of all rows in the last message.
+/// Returns the head that a server gives them.
+pub(super) fn in_messages(table: &DiskTable, mut message: impl FnMut(Vec<u8>, u64)) -> Result<Head> {
     let (mut batch, mut head) = (Batch::default(), Head([0; 32]));
-    let mut next = |rows: Vec<u8>| {
+    let mut next = |rows: Vec<u8>, all| {
         head = head.after(&convert::to_rows(&rows).unwrap_or_default());
-        message(rows);
+        message(rows, all);
     };
     table.visit_all(|space, key, value| {
-        batch.push(space, key, value).into_iter().for_each(&mut next);
+        batch.push(space, key, value).into_iter().for_each(|rows| next(rows, 0));
         Ok::<(), AnchorError>(())
     })?;
-    next(batch.rest());
+    let all = batch.all();
+    next(batch.rest(), all);
     Ok(head)
 }
 
