@@ -161,6 +161,11 @@ impl Layer {
         self.intents.insert(intent, QueuedIntent::CarriedOut { number });
     }
 
+    /// Whether the completion of an intent is queued.
+    pub fn is_carried_out(&self, intent: u64) -> bool {
+        matches!(self.intents.get(&intent), Some(QueuedIntent::CarriedOut { .. }))
+    }
+
     /// The intents in this layer.
     pub fn intents(&self) -> impl Iterator<Item = (u64, Intent)> + '_ {
         self.intents.iter().filter_map(|(number, queued)| match queued {

@@ -44,7 +44,7 @@ impl Anchor {
     /// # Errors
     /// [`AnchorError::Order`] if a change is queued; those of the table: then nothing has changed.
     pub fn decide(&self, decided: Decided) -> Result<()> {
-        let _in_order = self.committing.lock();
+        let _in_order = self.in_order()?;
         let flying = {
             let (state, mut layer) = (&mut *self.state.lock(), Layer::default());
             for (object, row) in decided.rows {
@@ -64,6 +64,6 @@ impl Anchor {
             state.fly(layer)
         };
         let done = self.table.commit(&flying.changes());
-        self.state.lock().landed(flying, done).map_err(|failed| failed.0)
+        self.state.lock().landed(&*self.table, flying, done).map_err(|failed| failed.0)
     }
 }

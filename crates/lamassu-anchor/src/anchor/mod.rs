@@ -44,7 +44,7 @@ use crate::table::{Doubt, Space, Standing, Table};
 use crate::{AnchorError, Digests, ObjectId, ObjectKind, Part, RecordNo, Token, TokenKey};
 use lamassu_format::Profile;
 use lamassu_format::header::VaultId;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use state::{QueuedHeld, State, change_held};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
@@ -389,10 +389,10 @@ impl Anchor {
         self.state.lock().durable_next
     }
 
-    /// The number of queued changes.
+    /// The number of changes that are not durable yet.
     pub fn queued(&self) -> usize {
         let state = self.state.lock();
-        state.queued.len() + state.replaced.len()
+        state.layers().into_iter().flatten().map(Layer::len).sum::<usize>() + state.replaced.len()
     }
 
     /// Makes the queue durable. Of new entries it takes those up to `covered`, a mark that was taken before a barrier
@@ -402,7 +402,7 @@ impl Anchor {
     /// Those of the table; everything stays queued. If a rule of the server's policy forbids some of it, only that
     /// stays queued: one file does not block others.
     pub fn commit(&self, covered: EntryMark) -> Result<()> {
-        let _in_order = self.committing.lock();
+        let _in_order = self.in_order()?;
         self.state.lock().settle_replaced(self, covered)?;
         let refused = match self.commit_taken(Scope::All, covered) {
             Err(error) if error.is_of_policy() => error,
@@ -415,9 +415,9 @@ impl Anchor {
         Err(refused)
     }
 
-    /// Whether a row of an object is queued.
+    /// Whether a row of an object is not durable yet.
     pub fn has_queued(&self, object: ObjectId) -> bool {
-        self.state.lock().queued.objects.contains_key(&object)
+        self.state.lock().layers().into_iter().flatten().any(|layer| layer.objects.contains_key(&object))
     }
 
     /// Objects of which a change, one of a name, or one of an entry is queued. After a failed commit that is what would
@@ -475,6 +475,26 @@ impl Anchor {
         Ok(places)
     }
 
+    /// The right to commit.
+    ///
+    /// # Errors
+    /// As [`Anchor::settle_doubt`].
+    fn in_order(&self) -> Result<MutexGuard<'_, ()>> {
+        let in_order = self.committing.lock();
+        self.settle_doubt()?;
+        Ok(in_order)
+    }
+
+    /// Repeats a commit that has failed in doubt, so that its changes are durable, or certainly not. The caller holds
+    /// `committing`. Until then nothing else can be committed: what was queued since may depend on either.
+    ///
+    /// # Errors
+    /// Those of the table.
+    fn settle_doubt(&self) -> Result<()> {
+        let in_doubt = self.state.lock().flying.clone();
+        self.land(in_doubt)
+    }
+
     /// Commits. The caller holds `committing`.
     fn commit_taken(&self, scope: Scope<'_>, covered: EntryMark) -> Result<()> {
         let flying = self.fly_queued(&mut self.state.lock(), scope, covered)?;
@@ -515,6 +535,6 @@ impl Anchor {
         let Some(flying) = flying else { return Ok(()) };
         let done = self.table.commit(&flying.changes());
         let state = &mut *self.state.lock();
-        state.landed(flying, done).map_err(|failed| state.put_back(failed))
+        state.landed(&*self.table, flying, done).map_err(|failed| state.put_back(failed))
     }
 }

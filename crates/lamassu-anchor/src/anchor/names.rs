@@ -183,7 +183,10 @@ impl Anchor {
         // What the move is based on becomes durable first, so that the move is a commit of its own.
         match looked {
             Looked::Done(renamed) => return Ok(renamed),
-            Looked::Ends(ends) => self.commit_taken(Scope::Objects(&ends.objects), covered)?,
+            Looked::Ends(ends) => {
+                self.settle_doubt()?;
+                self.commit_taken(Scope::Objects(&ends.objects), covered)?;
+            }
         }
         let (flying, moving) = {
             let state = &mut *self.state.lock();
@@ -196,7 +199,7 @@ impl Anchor {
             if !basis.is_of_vault_alone() {
                 let flying = state.fly(basis);
                 let done = self.table.commit(&flying.changes());
-                state.landed(flying, done).map_err(|failed| state.put_back(failed))?;
+                state.landed(&*self.table, flying, done).map_err(|failed| state.put_back(failed))?;
             }
             let (layer, moving) =
                 self.move_layer(state, (from, ends.source), (to, ends.target, to_name), is_exchange, inodes)?;
@@ -205,11 +208,14 @@ impl Anchor {
         let done = self.table.commit(&flying.changes());
         let state = &mut *self.state.lock();
         let number = moving.number;
-        match state.landed(flying, done) {
+        match state.landed(&*self.table, flying, done) {
             Ok(()) => state.has_moved(),
             Err(failed) => {
                 let (error, layer) = *failed;
-                state.has_not_moved(&layer, moving);
+                match layer {
+                    Some(layer) => state.has_not_moved(&layer, moving),
+                    None => state.take_move_back(moving),
+                }
                 return Err(error);
             }
         }
@@ -234,7 +240,7 @@ impl Anchor {
         if state.is_going(&to) || source_and_target_are_one(&source, &target) {
             return Err(AnchorError::Order { object: source.object, rule: "a name that is going was renamed over" });
         }
-        let is_new = self.durable_entry(&from)?.is_none();
+        let is_new = !self.has_durably_in(state, &from)?;
         if is_new && target.is_none() {
             state.queued.forget_entry(&from);
             self.place(state, to, source)?;
@@ -259,7 +265,7 @@ impl Anchor {
         inodes: Inodes,
     ) -> Result<(Layer, Moving)> {
         let number = state.next_intent();
-        let mut moving = Moving { number, before: Vec::new() };
+        let mut moving = Moving { number, before: Vec::new(), ends: ((from, source), (to, target)) };
         let mut layer = Layer::default();
         let over = match target {
             None => Over::Nothing,
@@ -354,6 +360,8 @@ struct Moving {
     number: u64,
     /// Objects whose rows change, with the rows before.
     before: Vec<(ObjectId, Row)>,
+    /// The source and the target, with the entries before.
+    ends: ((EntryPlace, EntryRow), (EntryPlace, Option<EntryRow>)),
 }
 
 fn source_and_target_are_one(source: &EntryRow, target: &Option<EntryRow>) -> bool {
@@ -404,6 +412,29 @@ impl State {
                 (*parent, *name) = (*old_parent, *old_name);
             }
             self.queued.objects.insert(object, Some(row));
+        }
+    }
+
+    /// The commit of a move is in doubt, so it stays in flight; but the store will not make the move. What is queued
+    /// above it takes it back.
+    fn take_move_back(&mut self, moving: Moving) {
+        let Some(flying) = self.flying.clone() else { return };
+        let ((from, source), (to, target)) = moving.ends;
+        self.queued.move_entry(from, source);
+        match target {
+            Some(target) => self.queued.move_entry(to, target),
+            None => self.queued.drop_entry(to, source.object),
+        }
+        self.queued.carried_out(moving.number, 0);
+        if let Some(Replaced { object, without: Some(Nameless { held, .. }) }) = self.replacing.take() {
+            for (record, digests) in held {
+                self.queued.held.entry((object, record)).or_insert(Some(digests));
+            }
+        }
+        let before = moving.before.clone();
+        self.has_not_moved(&flying, moving);
+        for (object, row) in before {
+            self.queued.objects.entry(object).or_insert(Some(row));
         }
     }
 

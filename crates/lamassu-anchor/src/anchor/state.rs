@@ -3,6 +3,7 @@
 use super::Result;
 use crate::queue::Layer;
 use crate::row::{EntryPlace, Intent, Row, VaultRow};
+use crate::table::Table;
 use crate::{AnchorError, Digests, ObjectId, RecordNo, Revision};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -12,7 +13,7 @@ pub(super) struct State {
     /// The next number of an object, as of the last commit.
     pub durable_next: ObjectId,
     pub queued: Layer,
-    /// The changes in flight.
+    /// The changes in flight. They stay there if their commit fails in doubt: they may be, or become, durable.
     pub flying: Option<Arc<Layer>>,
     /// The number of entries made so far.
     pub made: u64,
@@ -45,8 +46,8 @@ pub(super) struct Replaced {
     pub without: Option<Nameless>,
 }
 
-/// The error of a commit, and the changes that were in flight.
-pub(super) type Failed = Box<(AnchorError, Layer)>;
+/// The error of a commit, and the changes that were in flight; `None`: they still are.
+pub(super) type Failed = Box<(AnchorError, Option<Layer>)>;
 
 impl State {
     /// Puts a layer in flight: it is in force, and about to be durable.
@@ -58,24 +59,35 @@ impl State {
         layer
     }
 
-    /// The changes in flight are durable, or are given back.
-    pub fn landed(&mut self, flying: Arc<Layer>, done: Result<()>) -> std::result::Result<(), Failed> {
+    /// The changes in flight are durable, or are given back; or they stay in flight, if the commit is in doubt.
+    pub fn landed(
+        &mut self,
+        table: &dyn Table,
+        flying: Arc<Layer>,
+        done: Result<()>,
+    ) -> std::result::Result<(), Failed> {
+        let done = match done {
+            Err(error) if table.may_be_in_doubt() => return Err(Box::new((error, None))),
+            done => done,
+        };
         self.flying = None;
         // No other reference exists: readers use it under this lock only.
         let layer = Arc::into_inner(flying).unwrap_or_default();
         match done {
             Ok(()) => {
                 self.durable_next = layer.vault.as_ref().map_or(self.durable_next, |vault| vault.next_object);
-                self.due.extend(layer.intents());
+                // A move that was taken back is not due.
+                let queued = &self.queued;
+                self.due.extend(layer.intents().filter(|(intent, _)| !queued.is_carried_out(*intent)));
                 Ok(())
             }
-            Err(error) => Err(Box::new((error, layer))),
+            Err(error) => Err(Box::new((error, Some(layer)))),
         }
     }
 
     pub fn put_back(&mut self, failed: Failed) -> AnchorError {
         let (error, layer) = *failed;
-        self.queued.put_back(layer);
+        self.queued.put_back(layer.unwrap_or_default());
         error
     }
 

@@ -55,6 +55,7 @@ impl Anchor {
         if !group.iter().any(|asking| Arc::ptr_eq(asking, &own)) {
             group.push(own.clone());
         }
+        self.settle_doubt()?;
         let (flying, done) = {
             let state = &mut *self.state.lock();
             let (mut layer, mut done) = (Layer::default(), Vec::new());

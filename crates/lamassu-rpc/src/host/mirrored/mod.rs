@@ -2,8 +2,8 @@
 //!
 //! * The copy is the server's table as of the **head** that is stored in it ([`lamassu_anchor::head`]). A session that
 //!   is granted the vault compares the heads. If they differ, it fetches the changes since, or all rows.
-//! * A commit names the head that it is based on. The server applies it once, however often it is sent. After a lost
-//!   answer, the next commit settles whether the server had it.
+//! * A commit names the head that it is based on. The server applies it once, however often it is sent. One without an
+//!   answer is *pending*: before anything else is committed, it is sent again.
 //! * A read counts only if the session is good before and after it (rule R4 of `docs/sharing.md`).
 
 pub(super) mod copy;
@@ -39,12 +39,16 @@ pub struct Mirrored {
 
 struct Commits {
     head: Head,
-    /// Changes of a commit without an answer: the server may have them or not.
-    unsettled: Option<Vec<Change>>,
-    /// Changes that the server has and the copy lacks, since writing the copy failed.
-    behind: Vec<Change>,
+    pending: Option<Pending>,
     /// Another table writes the copy now.
     is_closed: bool,
+}
+
+/// A commit that has failed, and may be durable at the server, or will be.
+struct Pending {
+    changes: Vec<Change>,
+    /// The server has it, and the copy does not: it could not be written.
+    is_made: bool,
 }
 
 impl Mirrored {
@@ -100,7 +104,7 @@ impl Mirrored {
 
     /// From a session and a copy that is up to date with the server's table.
     pub(super) fn of(session: Session, local: Arc<DiskTable>) -> Mirrored {
-        let commits = Commits { head: session.head, unsettled: None, behind: Vec::new(), is_closed: false };
+        let commits = Commits { head: session.head, pending: None, is_closed: false };
         Mirrored { local, session, commits: Mutex::new(commits) }
     }
 
@@ -149,24 +153,22 @@ impl Mirrored {
         }
     }
 
-    fn commit_one(&self, commits: &mut Commits, changes: &[Change]) -> Result<()> {
-        let head = match self.commit_at_server(commits.head, changes) {
-            Err(error @ AnchorError::Server { fault: ServerFault::Unreachable { .. }, .. }) => {
-                commits.unsettled = Some(changes.to_vec());
-                return Err(error);
+    /// Makes the pending commit durable at the server, and then in the copy. It stays pending, unless it is durable in
+    /// both, or has certainly not been made.
+    fn settle(&self, Commits { head, pending, .. }: &mut Commits) -> Result<()> {
+        let Some(Pending { changes, is_made }) = pending else { return Ok(()) };
+        if !*is_made {
+            match self.commit_at_server(*head, changes) {
+                Ok(after) => (*head, *is_made) = (after, true),
+                Err(error @ AnchorError::Server { fault: ServerFault::Unreachable { .. }, .. }) => return Err(error),
+                Err(error) => {
+                    *pending = None;
+                    return Err(error);
+                }
             }
-            done => done?,
-        };
-        commits.head = head;
-        commits.behind.extend(changes.iter().cloned().chain([head.change()]));
-        self.catch_up(commits)
-    }
-
-    /// Applies the server's changes to the copy. A failure makes the commit fail, so that its caller keeps the changes
-    /// in memory and reads see them. The next commit tries again.
-    fn catch_up(&self, commits: &mut Commits) -> Result<()> {
-        self.local.commit(&commits.behind)?;
-        commits.behind.clear();
+        }
+        self.local.commit(&changes.iter().cloned().chain([head.change()]).collect::<Vec<_>>())?;
+        *pending = None;
         Ok(())
     }
 }
@@ -222,12 +224,16 @@ impl Table for Mirrored {
             let detail = "the vault is held to read".into();
             return Err(self.session.connection().error(ServerFault::Refused { detail }));
         }
-        if !commits.behind.is_empty() {
-            self.catch_up(commits)?;
+        let is_pending = commits.pending.as_ref().is_some_and(|pending| pending.changes == changes);
+        self.settle(commits)?;
+        if !is_pending {
+            commits.pending = Some(Pending { changes: changes.to_vec(), is_made: false });
+            self.settle(commits)?;
         }
-        if let Some(unsettled) = commits.unsettled.take() {
-            self.commit_one(commits, &unsettled)?;
-        }
-        self.commit_one(commits, changes)
+        Ok(())
+    }
+
+    fn may_be_in_doubt(&self) -> bool {
+        self.commits.lock().pending.is_some()
     }
 }

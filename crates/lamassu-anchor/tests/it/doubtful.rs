@@ -1,0 +1,199 @@
+//! A table whose commits can fail in doubt, as those of a table at a server: the answer is lost. And the rows that such
+//! commits are about.
+use lamassu_anchor::row::{Content, FileRow, Inodes, Sealed};
+use lamassu_anchor::table::{Change, MemoryTable, Space, Table, Visit};
+use lamassu_anchor::*;
+use lamassu_format::header::VaultId;
+use lamassu_format::{FileId, SessionTag};
+use parking_lot::Mutex;
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
+
+/// What reads see is a copy, which follows what is durable.
+#[derive(Default)]
+pub struct Doubtful {
+    durable: MemoryTable,
+    copy: MemoryTable,
+    state: Mutex<State>,
+}
+
+#[derive(Default, Hash)]
+struct State {
+    /// The next commit fails; true: it is made.
+    armed: Option<bool>,
+    /// Changes of the failed commit, and whether it was made.
+    pending: Option<(Vec<(Space, Vec<u8>, Option<Vec<u8>>)>, bool)>,
+}
+
+fn keys(changes: &[Change]) -> Vec<(Space, Vec<u8>, Option<Vec<u8>>)> {
+    changes.iter().map(|change| (change.space, change.key.clone(), change.value.clone())).collect()
+}
+
+impl Doubtful {
+    /// Lets the next commit fail in doubt.
+    pub fn doubt(&self, is_made: bool) {
+        self.state.lock().armed = Some(is_made);
+    }
+
+    /// Another process has only what is durable.
+    pub fn begin_again(&self) {
+        *self.state.lock() = State::default();
+        let mut all = Vec::new();
+        let mut note = |change| all.push(change);
+        for (from, is_kept) in [(&self.copy, false), (&self.durable, true)] {
+            from.visit_spaces(&Space::ALL, &mut |space, key, value| {
+                note(Change { space, key: key.into(), value: is_kept.then(|| value.into()) });
+                std::ops::ControlFlow::Continue(())
+            })
+            .unwrap();
+        }
+        self.copy.commit(&all).unwrap();
+    }
+}
+
+impl Hash for Doubtful {
+    fn hash<H: Hasher>(&self, hasher: &mut H) {
+        self.durable.hash(hasher);
+        self.copy.hash(hasher);
+        self.state.lock().hash(hasher);
+    }
+}
+
+impl Table for Doubtful {
+    fn get(&self, space: Space, key: &[u8]) -> Result<Option<Vec<u8>>, AnchorError> {
+        self.copy.get(space, key)
+    }
+
+    fn scan(&self, space: Space, prefix: &[u8], visit: &mut Visit<'_>) -> Result<(), AnchorError> {
+        self.copy.scan(space, prefix, visit)
+    }
+
+    fn commit(&self, changes: &[Change]) -> Result<(), AnchorError> {
+        let state = &mut *self.state.lock();
+        if let Some((pending, is_made)) = state.pending.take() {
+            assert!(pending == keys(changes), "what is in doubt is settled first");
+            if !is_made {
+                self.durable.commit(changes)?;
+            }
+            return self.copy.commit(changes);
+        }
+        if let Some(is_made) = state.armed.take() {
+            if is_made {
+                self.durable.commit(changes)?;
+            }
+            state.pending = Some((keys(changes), is_made));
+            return Err(AnchorError::Broken);
+        }
+        self.durable.commit(changes)?;
+        self.copy.commit(changes)
+    }
+
+    fn may_be_in_doubt(&self) -> bool {
+        self.state.lock().pending.is_some()
+    }
+}
+
+fn place(dir: ObjectId, name: u8) -> EntryPlace {
+    EntryPlace { dir, name: Token([name; 16]) }
+}
+
+fn row(content: Content) -> Row {
+    Row { mode: 0o644, uid: 0, gid: 0, links: 1, content, attributes: Sealed::Nothing }
+}
+
+fn dir(at: EntryPlace) -> Row {
+    row(Content::Dir { record: Sealed::Nothing, parent: at.dir, name: at.name })
+}
+
+fn made(anchor: &Anchor, at: EntryPlace, row: Row) -> ObjectId {
+    match anchor.make(at, row).unwrap() {
+        Made::Queued(object) => object,
+        Made::NameIsGoing => panic!("a new name"),
+    }
+}
+
+fn all(table: &MemoryTable) -> Vec<(Space, Vec<u8>, Vec<u8>)> {
+    let mut all = Vec::new();
+    table
+        .visit_spaces(&[Space::Objects, Space::Open, Space::Entries, Space::Held, Space::Intents], &mut |s, k, v| {
+            all.push((s, k.into(), v.into()));
+            std::ops::ControlFlow::Continue(())
+        })
+        .unwrap();
+    all
+}
+
+/// A move whose commit has failed in doubt is none: rows, entries and held records are as before, in force at once and
+/// durable with the next commit, whether the first one was made or not.
+#[test]
+fn a_move_in_doubt_is_taken_back() {
+    for is_made in [false, true] {
+        for (is_dir, to_free, is_exchange) in [
+            (false, true, false),
+            (true, true, false),
+            (false, false, false),
+            (false, false, true),
+            (true, false, true),
+        ] {
+            let table = Arc::new(Doubtful::default());
+            let vault = VaultRow::new(VaultId([1; 16]), TokenKey::new([2; 32]));
+            let anchor = Anchor::create(table.clone(), vault, dir(place(ObjectId::ROOT, 0))).unwrap();
+            let [a, b] = [1, 2].map(|name| {
+                let at = place(ObjectId::ROOT, name);
+                made(&anchor, at, dir(at))
+            });
+            let (from, to) = (place(a, 3), place(b, 4));
+            let of = |at| if is_dir { dir(at) } else { row(Content::File(FileRow::default())) };
+            made(&anchor, from, of(from));
+            if !to_free {
+                let target = made(&anchor, to, of(to));
+                anchor.commit(anchor.mark()).unwrap();
+                if !is_dir {
+                    let window = Window { session: 1, tag: SessionTag::NONE, covered: 0 };
+                    let held = vec![(RecordNo(7), vec![Digest([9; 32]); 16].into())];
+                    let opening = Opening { object: target, file: FileId([7; 16]), window, held, cut: None };
+                    anchor.open_files(&[opening]).unwrap();
+                }
+            }
+            anchor.commit(anchor.mark()).unwrap();
+            let before = all(&table.durable);
+            table.doubt(is_made);
+            let mark = anchor.mark();
+            anchor.rename(from, (to, b"to"), is_exchange, Inodes::default(), mark).unwrap_err();
+            assert_eq!(all(&table.durable) != before, is_made);
+            let what =
+                format!("made {is_made}, directories {is_dir}, to a free name {to_free}, exchange {is_exchange}");
+            assert!(anchor.queued() > 0 && anchor.due().is_empty(), "{what}");
+            anchor.commit(anchor.mark()).unwrap();
+            assert!(anchor.due().is_empty() && anchor.queued() == 0, "{what}");
+            assert_eq!(all(&table.durable), before, "{what}");
+            // And it can be made.
+            let renamed = anchor.rename(from, (to, b"to"), is_exchange, Inodes::default(), anchor.mark()).unwrap();
+            assert!(matches!(renamed, Renamed::Intended(_)), "{what}");
+        }
+    }
+}
+
+/// A file that may be recorded is treated as one that is: its pages wait for an opening (A1).
+#[test]
+fn a_file_in_doubt_counts_as_recorded() {
+    for is_made in [false, true] {
+        let table = Arc::new(Doubtful::default());
+        let vault = VaultRow::new(VaultId([1; 16]), TokenKey::new([2; 32]));
+        let anchor = Anchor::create(table.clone(), vault, dir(place(ObjectId::ROOT, 0))).unwrap();
+        let file = made(&anchor, place(ObjectId::ROOT, 1), row(Content::File(FileRow::default())));
+        table.doubt(is_made);
+        anchor.commit(anchor.mark()).unwrap_err();
+        assert!(anchor.has_queued(file), "an fsync does not take it for durable");
+        assert!(!anchor.note_first_page(file, Digest([1; 32]), 9).unwrap(), "its first page must carry a stamp");
+        assert!(matches!(anchor.remove(place(ObjectId::ROOT, 1)).unwrap(), Removal::WhenDue(_)));
+        anchor.commit(anchor.mark()).unwrap();
+        assert_eq!(anchor.due().len(), 1);
+        assert!(table.durable.get(Space::Entries, &[]).unwrap().is_none());
+        assert!(
+            all(&table.durable)
+                .iter()
+                .all(|(space, _, _)| matches!(space, Space::Objects | Space::Intents | Space::Open))
+        );
+    }
+}
