@@ -52,9 +52,8 @@ const GRACE: Duration = Duration::from_secs(5);
 const ADMIN_TIMEOUT: Duration = Duration::from_secs(10);
 /// Streams of one connection at once.
 const STREAMS_MAX: u32 = 64;
-/// Sessions that begin at once, in all vaults. More than one, so that a vault whose commit takes long does not hold up
-/// the others.
-const BEGINNING_AT_ONCE: usize = 4;
+/// Connections that wait to be accepted.
+const BACKLOG: u32 = 1024;
 /// How often the server looks whether its certificate is to be renewed.
 const RENEWAL_EVERY: Duration = Duration::from_secs(5);
 /// How often the server looks whether space is kept for the state.
@@ -289,7 +288,6 @@ impl<'a> Parts<'a> {
             evaluations: self.evaluations.clone(),
             metrics: self.metrics.clone(),
             threads: Threads::default(),
-            beginning: Arc::new(Semaphore::new(BEGINNING_AT_ONCE)),
         }
     }
 

@@ -157,6 +157,15 @@ impl Vaults {
         }
     }
 
+    /// A vault of a host that is open. Waits for nothing.
+    pub fn open_for(&self, caller: &Caller, id: &VaultId) -> Option<Arc<Vault>> {
+        let slot = self.slots.lock().get(id).cloned().filter(|_| self.state().may_use(&caller.key, id))?;
+        match &*slot.try_lock()? {
+            VaultSlot::Open(vault) if vault.standing() == Standing::Good => Some(vault.clone()),
+            VaultSlot::Open(_) | VaultSlot::Closed | VaultSlot::BeingPut => None,
+        }
+    }
+
     /// Whether a host is to send its rows of a vault that was restored from a backup, since it knows more than the
     /// server. If it does not, it has reported.
     ///

@@ -43,6 +43,8 @@ pub struct Inner {
     /// Unless it is good, nothing of the vault changes any more: what is durable is that of another object, which was or
     /// is to be opened.
     pub(super) standing: watch::Sender<Standing>,
+    /// Since when nobody has used it, as far as was looked.
+    pub(super) unused_since: Option<Millis>,
     /// The properties that a vault keeps for good: its suite, its domain.
     pub(super) row: VaultRow,
     /// Files with profiles that the policy forbids, opened since the vault was last granted to a writer.
