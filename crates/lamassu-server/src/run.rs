@@ -34,13 +34,13 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustls::ServerConfig;
 use sd_notify::NotifyState;
 use std::fs;
-use std::io::{BufRead, BufReader, BufWriter, Read, Write};
+use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
@@ -116,9 +116,34 @@ fn raise_file_limit(connections: usize) {
     }
 }
 
-async fn listen(address: &str) -> Result<TcpListener> {
-    let listening = TcpListener::bind(address).await;
-    listening.map_err(|source| ServerError::Listen { address: address.to_owned(), source })
+/// An address of this server. It has its file from now on, and answers when it listens.
+struct Bound<'a> {
+    address: &'a str,
+    socket: TcpSocket,
+}
+
+impl Bound<'_> {
+    async fn to(address: &str) -> Result<Bound<'_>> {
+        let failed = |source| ServerError::Listen { address: address.to_owned(), source };
+        let mut last = io::ErrorKind::AddrNotAvailable.into();
+        for resolved in tokio::net::lookup_host(address).await.map_err(failed)? {
+            let bound = || {
+                let socket = if resolved.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+                socket.set_reuseaddr(true)?;
+                socket.bind(resolved).map(|()| socket)
+            };
+            match bound() {
+                Ok(socket) => return Ok(Bound { address, socket }),
+                Err(error) => last = error,
+            }
+        }
+        Err(failed(last))
+    }
+
+    fn listen(self) -> Result<TcpListener> {
+        let listening = self.socket.listen(BACKLOG);
+        listening.map_err(|source| ServerError::Listen { address: self.address.to_owned(), source })
+    }
 }
 
 /// The signals that a server waits for.
@@ -359,13 +384,16 @@ async fn serve(dir: &Path, config: Config) -> Result<()> {
     };
     let Some(origin) = opened else { return Ok(()) };
     let parts = Parts::of(dir, config, authority, origin)?;
-    let known = parts.vaults.open_all()?;
-    // The hosts' address is opened last: once it answers, metrics do, too.
+    // Before the anchors, which may take all other files.
     let monitored = match &parts.config.metrics {
-        Some(address) => Some(listen(address).await?),
+        Some(address) => Some(Bound::to(address).await?),
         None => None,
     };
-    let listener = listen(&parts.config.listen).await?;
+    let bound = Bound::to(&parts.config.listen).await?;
+    let known = parts.vaults.open_attended()?;
+    // The hosts' address is opened last: once it answers, metrics do, too.
+    let monitored = monitored.map(Bound::listen).transpose()?;
+    let listener = bound.listen()?;
     let address = listener.local_addr().map_err(ServerError::file("listen for", dir))?;
     parts.administer()?;
     if let Some(listener) = monitored {

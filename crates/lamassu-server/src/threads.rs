@@ -1,8 +1,8 @@
 //! The threads on which calls wait for disks and for vaults. They have shares, so that no kind of work takes them all:
 //! a host that sends commits to a slow vault leaves heartbeats of all vaults their threads.
 //!
-//! Who uses a vault waits for its turn without a thread, so a slow vault has one thread of sessions, and holds up itself
-//! alone. A host has few of them, and of those one in each vault.
+//! Who uses a vault waits for its turn without a thread, so a slow vault has one thread of sessions, and holds up
+//! itself alone. A host has few of them, and of those one in each vault.
 
 use crate::caller::CallPermit;
 use lamassu_format::header::VaultId;

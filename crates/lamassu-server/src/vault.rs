@@ -174,6 +174,22 @@ impl Vault {
         self.carry_out(inner, step, None)
     }
 
+    /// Closes it, if it has had no session for `unused` ms and nobody reads its table. It is not used after that.
+    pub fn close_if_unused(&self, unused: u64) -> bool {
+        let Some(mut inner) = self.inner.try_lock() else { return false };
+        if !inner.sessions.is_empty() || Arc::strong_count(&inner.table) > 1 || inner.standing() != Standing::Good {
+            inner.unused_since = None;
+            return false;
+        }
+        let now = inner.now();
+        let since = *inner.unused_since.get_or_insert(now);
+        let is_closed = since + Millis(unused) <= now;
+        if is_closed {
+            inner.end(Standing::Closed);
+        }
+        is_closed
+    }
+
     /// Ignores the sessions of a host from now on. After a vault was opened anew, they are silent: the host's calls are
     /// refused before they reach it. Their leases are granted to others when the host has certainly
     /// stopped.
