@@ -17,8 +17,8 @@ use lamassu_format::header::VaultId;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// A vault, and the table of its anchor.
-pub type VaultTable = (VaultId, std::result::Result<Arc<dyn Table>, AnchorError>);
+/// The table of an anchor, or the reason that it cannot be read.
+pub type Opened = std::result::Result<Arc<dyn Table>, AnchorError>;
 
 /// The data that requests read and change.
 #[derive(Clone)]
@@ -57,12 +57,20 @@ impl Administered {
         Ok(Administered { dir: dir.into(), state, anchors, office, authority, config, vaults, policies, master })
     }
 
-    /// The tables of all anchors that are kept here, or the reason that one cannot be read.
+    /// Calls `each` with the table of each anchor that is kept here, or the reason that it cannot be read. One after
+    /// the other is open: there may be more than files that the process may open.
     ///
     /// # Errors
-    /// [`ServerError::File`]; a [`ServerError::Database`] that ends a server.
-    pub fn tables(&self) -> Result<Vec<VaultTable>> {
-        self.anchors.all()?.into_iter().map(|id| Ok((id, self.table(&id)?))).collect()
+    /// [`ServerError::File`]; a [`ServerError::Database`] that ends a server; those of `each`.
+    pub fn visit_tables(&self, mut each: impl FnMut(VaultId, Opened) -> Result<()>) -> Result<()> {
+        for id in self.anchors.all()? {
+            let closed = self.vaults.as_ref().filter(|vaults| !vaults.is_open(&id));
+            each(id, self.table(&id)?)?;
+            if let Some(vaults) = closed {
+                vaults.close_unused(&id);
+            }
+        }
+        Ok(())
     }
 
     /// The vaults whose anchors should be here and are missing.
@@ -81,8 +89,8 @@ impl Administered {
     /// The table of one vault, or the reason that it cannot be read.
     ///
     /// # Errors
-    /// As [`Administered::tables`].
-    pub fn table(&self, id: &VaultId) -> Result<std::result::Result<Arc<dyn Table>, AnchorError>> {
+    /// As [`Administered::visit_tables`].
+    pub fn table(&self, id: &VaultId) -> Result<Opened> {
         let Some(vaults) = &self.vaults else {
             return Ok(self.anchors.open(id));
         };

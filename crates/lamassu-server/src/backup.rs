@@ -93,18 +93,19 @@ pub fn send(of: &Administered, to: &mut dyn Write) -> Result<()> {
     // it has to report like those that keep their grants.
     let before = of.state.copied()?;
     let mut lacks = Lacks::default();
-    for (id, table) in of.tables()? {
+    of.visit_tables(|id, table| {
         let vault = id.to_string();
         to.json(&Part::Anchor { vault: vault.clone() })?;
         match table.map_err(Stopped::Table).and_then(|table| send_rows(&*table, to)) {
-            Ok(()) => to.end()?,
-            Err(Stopped::Stream(error)) => return Err(error),
+            Ok(()) => to.end(),
+            Err(Stopped::Stream(error)) => Err(error),
             Err(Stopped::Table(error)) => {
                 to.length(WORTHLESS)?;
                 lacks.anchors.push((vault, error.to_string()));
+                Ok(())
             }
         }
-    }
+    })?;
     to.json(&Part::Alerts)?;
     of.state.read_alerts(|alerts| to.json(&alerts))?;
     to.end()?;

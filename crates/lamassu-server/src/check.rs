@@ -47,10 +47,11 @@ pub fn check(of: &Administered) -> Result<Found> {
     for id in of.missing()? {
         found.bad.push(format!("{id}: the anchor was kept here, and is gone"));
     }
-    for (id, table) in of.tables()? {
+    of.visit_tables(|id, table| {
         let verified = table.map_err(ExportError::Anchor).and_then(|table| anchor(of, &*table, &id));
         found.takes(&id.to_string(), verified);
-    }
+        Ok(())
+    })?;
     Ok(found)
 }
 

@@ -21,9 +21,9 @@
 //! | `policy/` | which protections and algorithms hosts may use in which vaults |
 //! | `pauses` | the clock of all vaults, which notices when the process was suspended |
 //! | `recent` | the changes of a vault's newest commits |
+//! | `counts`, `threads` | counts what is in use at once; threads for calls that wait |
 //! | `vault/` | one vault: its anchor's table, its leases, its sessions |
 //! | `vaults` | all vaults: opening, receiving, retiring |
-//! | `counts`, `threads` | counts what is in use at once; threads for calls that wait |
 //! | `accept` | TLS, connections, their limits |
 //! | `guard` | checks the caller before a call is read; limits calls under way |
 //! | `service/`, `sessions` | the calls of hosts; those of hosts that hold leases |

@@ -54,8 +54,8 @@ impl Pauses {
         self.0.lock().pauses += 1;
     }
 
-    /// From now on messages of hosts may wait for work that has nothing to do with them. If that takes long, hosts count
-    /// as heard of until it is done.
+    /// From now on messages of hosts may wait for work that has nothing to do with them. If that takes long, hosts
+    /// count as heard of until it is done.
     pub fn block(self: &Arc<Pauses>) -> Blocking {
         let number = self.0.lock().block(clock::now());
         Blocking { pauses: self.clone(), number }

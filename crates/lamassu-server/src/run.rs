@@ -34,13 +34,13 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustls::ServerConfig;
 use sd_notify::NotifyState;
 use std::fs;
-use std::io::{BufRead, BufReader, BufWriter, Read, Write};
+use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
@@ -52,9 +52,8 @@ const GRACE: Duration = Duration::from_secs(5);
 const ADMIN_TIMEOUT: Duration = Duration::from_secs(10);
 /// Streams of one connection at once.
 const STREAMS_MAX: u32 = 64;
-/// Sessions that begin at once, in all vaults. More than one, so that a vault whose commit takes long does not hold up
-/// the others.
-const BEGINNING_AT_ONCE: usize = 4;
+/// Connections that wait to be accepted.
+const BACKLOG: u32 = 1024;
 /// How often the server looks whether its certificate is to be renewed.
 const RENEWAL_EVERY: Duration = Duration::from_secs(5);
 /// How often the server looks whether space is kept for the state.
@@ -117,9 +116,34 @@ fn raise_file_limit(connections: usize) {
     }
 }
 
-async fn listen(address: &str) -> Result<TcpListener> {
-    let listening = TcpListener::bind(address).await;
-    listening.map_err(|source| ServerError::Listen { address: address.to_owned(), source })
+/// An address of this server. It has its file from now on, and answers when it listens.
+struct Bound<'a> {
+    address: &'a str,
+    socket: TcpSocket,
+}
+
+impl Bound<'_> {
+    async fn to(address: &str) -> Result<Bound<'_>> {
+        let failed = |source| ServerError::Listen { address: address.to_owned(), source };
+        let mut last = io::ErrorKind::AddrNotAvailable.into();
+        for resolved in tokio::net::lookup_host(address).await.map_err(failed)? {
+            let bound = || {
+                let socket = if resolved.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+                socket.set_reuseaddr(true)?;
+                socket.bind(resolved).map(|()| socket)
+            };
+            match bound() {
+                Ok(socket) => return Ok(Bound { address, socket }),
+                Err(error) => last = error,
+            }
+        }
+        Err(failed(last))
+    }
+
+    fn listen(self) -> Result<TcpListener> {
+        let listening = self.socket.listen(BACKLOG);
+        listening.map_err(|source| ServerError::Listen { address: self.address.to_owned(), source })
+    }
 }
 
 /// The signals that a server waits for.
@@ -289,7 +313,6 @@ impl<'a> Parts<'a> {
             evaluations: self.evaluations.clone(),
             metrics: self.metrics.clone(),
             threads: Threads::default(),
-            beginning: Arc::new(Semaphore::new(BEGINNING_AT_ONCE)),
         }
     }
 
@@ -361,13 +384,16 @@ async fn serve(dir: &Path, config: Config) -> Result<()> {
     };
     let Some(origin) = opened else { return Ok(()) };
     let parts = Parts::of(dir, config, authority, origin)?;
-    let known = parts.vaults.open_all()?;
-    // The hosts' address is opened last: once it answers, metrics do, too.
+    // Before the anchors, which may take all other files.
     let monitored = match &parts.config.metrics {
-        Some(address) => Some(listen(address).await?),
+        Some(address) => Some(Bound::to(address).await?),
         None => None,
     };
-    let listener = listen(&parts.config.listen).await?;
+    let bound = Bound::to(&parts.config.listen).await?;
+    let known = parts.vaults.open_attended()?;
+    // The hosts' address is opened last: once it answers, metrics do, too.
+    let monitored = monitored.map(Bound::listen).transpose()?;
+    let listener = bound.listen()?;
     let address = listener.local_addr().map_err(ServerError::file("listen for", dir))?;
     parts.administer()?;
     if let Some(listener) = monitored {

@@ -14,7 +14,7 @@ use crate::origin::Office;
 use crate::refused::{Lost, Refused};
 use crate::state::{NotJoined, State};
 use crate::threads::{Pace, Threads};
-use crate::vault::{Rows, Standing};
+use crate::vault::{Rows, Standing, Vault};
 use crate::vaults::Vaults;
 use lamassu_anchor::Revision;
 use lamassu_anchor::head::Head;
@@ -28,7 +28,7 @@ use lamassu_rpc::{CHANGES_MAX, FINDINGS_MAX, MESSAGE_MAX, REPORT_MAX, SESSION_ME
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::sync::{Semaphore, mpsc, oneshot, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::metadata::{MetadataMap, MetadataValue};
@@ -70,9 +70,6 @@ pub struct Service {
     pub metrics: Metrics,
     /// the threads of its calls
     pub threads: Threads,
-    /// A session that begins is made durable while its vault is locked, and one after the other for all vaults. Most of
-    /// those that wait for that wait here, so that they lock no vault, whose heartbeats and commits would wait, too.
-    pub beginning: Arc<Semaphore>,
 }
 
 impl Service {
@@ -105,6 +102,21 @@ impl Service {
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Status> {
         self.threads.call(place, work).await
+    }
+
+    /// A vault that a host may use. One that is open is had without a thread.
+    pub(crate) async fn vault_for(
+        &self,
+        caller: &Caller,
+        id: &VaultId,
+        place: &CallPermit,
+    ) -> Result<Arc<Vault>, Status> {
+        if let Some(vault) = self.vaults.open_for(caller, id) {
+            return Ok(vault);
+        }
+        let (service, caller, id) = (self.clone(), caller.clone(), *id);
+        let vault = self.blocking(place.clone(), move || service.vaults.vault_for(&caller, &id)).await?;
+        vault.map_err(|refused| self.refused(refused))
     }
 
     pub(crate) fn internal(&self, error: &dyn std::fmt::Display) -> Status {
@@ -249,8 +261,9 @@ impl Anchors for Service {
         let of = commit.of.ok_or_else(|| garbled(Garbled("no session is named")))?;
         let id = convert::vault(&of.vault).map_err(garbled)?;
         let base = convert::head(&commit.base).map_err(garbled)?;
+        let vault = self.vault_for(&caller, &id, &place).await?;
         let service = self.clone();
-        let head = self.blocking(place, move || {
+        let head = self.threads.call_of((vault.turns(), place), move || {
             let changes = convert::to_changes(&commit.changes, CHANGES_MAX).map_err(garbled)?;
             let begun = Instant::now();
             let done = service.vaults.commit(&id, (&caller, SessionId(of.session)), base, &changes);

@@ -6,7 +6,7 @@ use crate::policy::current::PolicyNo;
 use crate::refused::Refused;
 use crate::service::{Done, IDLE_MAX, Outgoing, Service, caller, garbled, place};
 use crate::state::leases::Use;
-use crate::threads::Threads;
+use crate::threads::{Threads, Way};
 use crate::vault::{self, Begun, Line, REPLIES_MAX, Vault};
 use lamassu_lease::{Call, Mode, Reply, SessionId};
 use lamassu_rpc::convert::{self, Garbled};
@@ -45,12 +45,10 @@ impl Sessions for Service {
                     Mode::Shared => Use::Reads,
                 };
                 let how = (used, SessionId(begin.replaces));
-                let turn = self.beginning.clone().acquire_owned().await;
-                let turn = turn.map_err(|_| Status::unavailable("the server ends"))?;
-                let begun = self.blocking(place, move || {
-                    let _turn = turn;
-                    service.vaults.begin(&id, &caller, how, replies)
-                });
+                let vault = self.vault_for(&caller, &id, &place).await?;
+                let begun = self
+                    .threads
+                    .begin((vault.turns(), place), move || service.vaults.begin(&id, &caller, how, replies));
                 begun.await?
             }
             Some(proto::up::Said::Resume(resume)) => {
@@ -58,7 +56,8 @@ impl Sessions for Service {
                 let id = convert::vault(&of.vault).map_err(garbled)?;
                 let again = convert::to_call(proto::Up { said: Some(proto::up::Said::Resume(resume)) });
                 let again = again.map_err(garbled)?;
-                let begun = self.blocking(place, move || {
+                let vault = self.vault_for(&caller, &id, &place).await?;
+                let begun = self.threads.call_of((vault.turns(), place), move || {
                     let vault = service.vaults.vault_for(&caller, &id)?;
                     let begun = vault.resumes(&caller.name, SessionId(of.session), again, replies)?;
                     if let Some(after) = vault.wakes_after() {
@@ -85,7 +84,8 @@ impl Sessions for Service {
         tokio::spawn(async move {
             let kept = vault.clone();
             let begin = proto::Down { said: Some(proto::down::Said::Begun(begin)), policy: None };
-            let mut line = Speaking { vault, line, host, knows: None };
+            let way = service.threads.way(&host, vault.id());
+            let mut line = Speaking { vault, line, host, way, knows: None };
             let served = async {
                 service.confirm().await?;
                 tell(&told, Ok(line.with_policy(&service.threads, begin).await?)).await?;
@@ -112,6 +112,7 @@ struct Speaking {
     vault: Arc<Vault>,
     line: Line,
     host: String,
+    way: Way,
     /// The policy that this connection was last told of.
     knows: Option<PolicyNo>,
 }
@@ -124,7 +125,8 @@ impl Speaking {
         if !vault.is_news(knows) {
             return Ok(down);
         }
-        let told = threads.session(move || {
+        let turns = self.vault.clone();
+        let told = threads.session((&self.way, turns.turns()), move || {
             let policy = vault.tells(&host, &mut knows);
             (policy, knows)
         });
@@ -149,7 +151,8 @@ impl Service {
         let service = self.clone();
         tokio::spawn(async move {
             tokio::time::sleep(after).await;
-            if let Ok(Err(lost)) = service.threads.session(move || vault.tick()).await {
+            let turns = vault.clone();
+            if let Ok(Err(lost)) = service.threads.upkeep(turns.turns(), move || vault.tick()).await {
                 let _ = service.refused(Refused::Lost(lost));
             }
         });
@@ -184,8 +187,10 @@ impl Service {
                     },
             };
             let (is_last, called, line) = (call == Call::Leave, speaking.vault.clone(), speaking.line);
-            let done = self.threads.session(move || called.call(line, call).map(|()| called.wakes_after())).await?;
-            let wakes_after = done.map_err(|refused| self.refused(refused))?;
+            let done = self.threads.session((&speaking.way, speaking.vault.turns()), move || {
+                called.call(line, call).map(|()| called.wakes_after())
+            });
+            let wakes_after = done.await?.map_err(|refused| self.refused(refused))?;
             if let Some(after) = wakes_after {
                 self.wake(speaking.vault.clone(), Duration::from_millis(after));
             }

@@ -1,10 +1,17 @@
 //! The threads on which calls wait for disks and for vaults. They have shares, so that no kind of work takes them all:
 //! a host that sends commits to a slow vault leaves heartbeats of all vaults their threads.
+//!
+//! Who uses a vault waits for its turn without a thread, so a slow vault has one thread of sessions, and holds up
+//! itself alone. A host has few of them, and of those one in each vault.
 
 use crate::caller::CallPermit;
-use std::sync::Arc;
+use lamassu_format::header::VaultId;
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tonic::Status;
 
 /// All threads of the runtime that may wait.
@@ -14,6 +21,11 @@ const OF_CALLS: usize = 256;
 const OF_SESSIONS: usize = 192;
 /// The remaining ones are for ticks, reloads and notes.
 const _: () = assert!(OF_CALLS + OF_SESSIONS + 64 <= THREADS_MAX);
+/// Threads for messages of one host's sessions.
+const OF_HOST: usize = 16;
+/// Sessions that begin at once, in all vaults. More than one, so that a vault whose commit takes long does not hold up
+/// the others.
+const BEGINNING_AT_ONCE: usize = 4;
 
 /// How long a client may take for the first bytes of a stream, and how many it must move a second after that.
 const AT_FIRST: Duration = Duration::from_secs(120);
@@ -24,12 +36,75 @@ const BYTES_PER_SECOND: u64 = 32 << 10;
 pub struct Threads {
     calls: Arc<Semaphore>,
     sessions: Arc<Semaphore>,
+    /// A session that begins is made durable while its vault is locked, and one after the other for all vaults.
+    beginning: Arc<Semaphore>,
+    of_hosts: Shares<String>,
+    of_both: Shares<(String, VaultId)>,
 }
 
 impl Default for Threads {
     fn default() -> Threads {
-        Threads { calls: Arc::new(Semaphore::new(OF_CALLS)), sessions: Arc::new(Semaphore::new(OF_SESSIONS)) }
+        let of = |most| Arc::new(Semaphore::new(most));
+        Threads {
+            calls: of(OF_CALLS),
+            sessions: of(OF_SESSIONS),
+            beginning: of(BEGINNING_AT_ONCE),
+            of_hosts: Shares::of(OF_HOST),
+            of_both: Shares::of(1),
+        }
     }
+}
+
+/// Shares by key, each while it is used.
+#[derive(Clone)]
+struct Shares<K> {
+    most: usize,
+    used: Arc<Mutex<HashMap<K, Weak<Semaphore>>>>,
+}
+
+impl<K: Hash + Eq> Shares<K> {
+    fn of(most: usize) -> Shares<K> {
+        Shares { most, used: Arc::default() }
+    }
+
+    fn share(&self, key: K) -> Arc<Semaphore> {
+        let mut used = self.used.lock();
+        if let Some(share) = used.get(&key).and_then(Weak::upgrade) {
+            return share;
+        }
+        used.retain(|_, share| share.strong_count() > 0);
+        let share = Arc::new(Semaphore::new(self.most));
+        used.insert(key, Arc::downgrade(&share));
+        share
+    }
+}
+
+/// The order of those who use a vault.
+pub struct Turns {
+    next: Arc<Semaphore>,
+    /// Of sessions that begin, one waits for its turn: a crowd of them would delay heartbeats.
+    begins: Arc<Semaphore>,
+}
+
+impl Default for Turns {
+    fn default() -> Turns {
+        Turns { next: Arc::new(Semaphore::new(1)), begins: Arc::new(Semaphore::new(1)) }
+    }
+}
+
+/// The way of a session's messages to the threads.
+#[derive(Clone)]
+pub struct Way {
+    of_both: Arc<Semaphore>,
+    of_host: Arc<Semaphore>,
+}
+
+async fn one_of(share: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit, Status> {
+    share.clone().acquire_owned().await.map_err(|_| ended())
+}
+
+fn ended() -> Status {
+    Status::internal("a thread of the server has ended")
 }
 
 impl Threads {
@@ -40,27 +115,66 @@ impl Threads {
         place: CallPermit,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Status> {
-        run(&self.calls, move || {
-            let _place = place;
-            work()
-        })
-        .await
+        run(&self.calls, place, work).await
+    }
+
+    /// The same for a call that uses a vault, in its turn.
+    pub async fn call_of<T: Send + 'static>(
+        &self,
+        (turns, place): (&Turns, CallPermit),
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, Status> {
+        let turn = one_of(&turns.next).await?;
+        run(&self.calls, (turn, place), work).await
+    }
+
+    /// The same for a session that begins. Those that wait for their vault are in the way of no other vault.
+    pub async fn begin<T: Send + 'static>(
+        &self,
+        (turns, place): (&Turns, CallPermit),
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, Status> {
+        let held = (one_of(&turns.begins).await?, one_of(&turns.next).await?, one_of(&self.beginning).await?, place);
+        run(&self.calls, held, work).await
+    }
+
+    /// The way of messages that a session of a host sends about a vault.
+    pub fn way(&self, host: &str, vault: VaultId) -> Way {
+        let (of_both, of_host) = (self.of_both.share((host.into(), vault)), self.of_hosts.share(host.into()));
+        Way { of_both, of_host }
     }
 
     /// Runs work of a session, which sends its next message after that.
-    pub async fn session<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Result<T, Status> {
-        run(&self.sessions, work).await
+    pub async fn session<T: Send + 'static>(
+        &self,
+        (way, turns): (&Way, &Turns),
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, Status> {
+        // What waits for the turn of one vault takes no more than one of the host's threads.
+        let held = (one_of(&way.of_both).await?, one_of(&way.of_host).await?, one_of(&turns.next).await?);
+        run(&self.sessions, held, work).await
+    }
+
+    /// Runs work that a vault has to do, in its turn.
+    pub async fn upkeep<T: Send + 'static>(
+        &self,
+        turns: &Turns,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, Status> {
+        let turn = one_of(&turns.next).await?;
+        run(&self.sessions, turn, work).await
     }
 }
 
-async fn run<T: Send + 'static>(
+/// Runs work, which has what it `held` until it is done.
+async fn run<H: Send + 'static, T: Send + 'static>(
     share: &Arc<Semaphore>,
+    held: H,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Status> {
-    let ended = || Status::internal("a thread of the server has ended");
-    let turn = share.clone().acquire_owned().await.map_err(|_| ended())?;
+    let thread = one_of(share).await?;
     let done = tokio::task::spawn_blocking(move || {
-        let _turn = turn;
+        let _held = (thread, held);
         work()
     });
     done.await.map_err(|_| ended())
@@ -96,6 +210,7 @@ mod tests {
     use super::*;
     use crate::counts::Counts;
     use std::sync::mpsc;
+    use tokio::sync::watch;
 
     fn place(counts: &Counts<Arc<[u8]>>, host: &[u8], most: usize) -> Option<CallPermit> {
         counts.one_more(&Arc::from(host), most).map(Arc::new)
@@ -134,11 +249,80 @@ mod tests {
             let waits = move || drop(runtime.block_on(released.changed()));
             calls.push(tokio::spawn(async move { of.call(held, waits).await }));
         }
-        assert_eq!(threads.session(|| 7).await.expect("runs"), 7);
+        let (way, turns) = (threads.way("h", VaultId([1; 16])), Turns::default());
+        assert_eq!(threads.session((&way, &turns), || 7).await.expect("runs"), 7);
         assert_eq!(tokio::task::spawn_blocking(|| 8).await.expect("runs"), 8);
         drop(release);
         for call in calls {
             call.await.expect("ends").expect("is done");
+        }
+    }
+
+    /// Work that goes on until this is dropped.
+    fn endless() -> (watch::Sender<()>, impl FnOnce() + Clone + Send + 'static) {
+        let (release, released) = watch::channel(());
+        let runtime = tokio::runtime::Handle::current();
+        let work = move || {
+            let mut released = released;
+            drop(runtime.block_on(released.changed()));
+        };
+        (release, work)
+    }
+
+    /// Passed only if it hangs.
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_slow_vault_and_a_host_with_many_slow_vaults_leave_others_their_threads() {
+        let threads = Threads::default();
+        let vault = |number: u16| VaultId([number.to_be_bytes(); 8].concat().try_into().expect("16 bytes"));
+        let (release, work) = endless();
+        let mut slow = Vec::new();
+        let mut attend = |host: String, of: VaultId, turns: &Arc<Turns>| {
+            let (threads, turns, work) = (threads.clone(), turns.clone(), work.clone());
+            let way = threads.way(&host, of);
+            slow.push(tokio::spawn(async move { threads.session((&way, &turns), work).await }));
+        };
+        let one = Arc::new(Turns::default());
+        (0..THREADS_MAX).for_each(|host| attend(format!("h{host}"), vault(0), &one));
+        (1..=THREADS_MAX as u16).for_each(|number| attend("many".into(), vault(number), &Arc::default()));
+        let (turns, other) = (Turns::default(), vault(u16::MAX));
+        for host in ["h1", "other"] {
+            let way = threads.way(host, other);
+            let done = tokio::time::timeout(PATIENCE, threads.session((&way, &turns), || 7)).await;
+            assert_eq!(done.expect("a heartbeat of another vault is held up").expect("runs"), 7);
+        }
+        drop(release);
+        for work in slow {
+            work.await.expect("ends").expect("is done");
+        }
+        assert!(threads.way("new", other).of_host.available_permits() == OF_HOST);
+        assert_eq!(threads.of_hosts.used.lock().len(), 1, "what is not used is forgotten");
+    }
+
+    /// On one thread, where all that was spawned goes as far as it can while this one yields.
+    #[tokio::test]
+    async fn sessions_that_begin_in_a_slow_vault_are_in_the_way_of_no_other() {
+        let (threads, counts) = (Threads::default(), Counts::default());
+        let (release, work) = endless();
+        let slow = Arc::new(Turns::default());
+        let mut all = Vec::new();
+        let held = || place(&counts, b"a", THREADS_MAX).expect("one more");
+        for _ in 0..4 * BEGINNING_AT_ONCE {
+            let (threads, slow, place, work) = (threads.clone(), slow.clone(), held(), work.clone());
+            all.push(tokio::spawn(async move { threads.begin((&slow, place), work).await }));
+        }
+        // And commits.
+        let (of, commits, place, work) = (threads.clone(), slow.clone(), held(), work.clone());
+        all.push(tokio::spawn(async move { of.call_of((&commits, place), work).await }));
+        for _ in 0..4 {
+            tokio::task::yield_now().await;
+        }
+        let done = tokio::time::timeout(PATIENCE, threads.begin((&Turns::default(), held()), || 7)).await;
+        assert_eq!(done.expect("a session of another vault does not begin").expect("runs"), 7);
+        drop(release);
+        for work in all {
+            work.await.expect("ends").expect("is done");
         }
     }
 

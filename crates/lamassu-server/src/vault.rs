@@ -20,13 +20,14 @@ use crate::recent::Recent;
 use crate::refused::{Answer, At, Lost, Refused};
 use crate::state::State;
 use crate::state::leases::{Lasting, Use};
+use crate::threads::Turns;
 use lamassu_anchor::head::Head;
 use lamassu_anchor::table::{Change, Table};
 use lamassu_anchor::{Anchor, AnchorError};
 use lamassu_format::header::VaultId;
 use lamassu_lease::locks::LOCKS_MAX;
 use lamassu_lease::server::{Server, Step};
-use lamassu_lease::{Call, Mode, Object, Reply, SessionId, Terms};
+use lamassu_lease::{Call, Millis, Mode, Object, Reply, SessionId, Terms};
 use lamassu_rpc::clock::now;
 use lamassu_rpc::proto;
 use parking_lot::{Mutex, MutexGuard};
@@ -55,6 +56,7 @@ pub struct Vault {
     inner: Mutex<Inner>,
     /// That of `inner`, without its lock.
     standing: watch::Receiver<Standing>,
+    turns: Turns,
 }
 
 /// What all vaults use.
@@ -115,8 +117,20 @@ impl Vault {
         let recent = Recent::default();
         let (clock, pauses, opened) = (pauses.clone(), pauses.look().1, HashSet::new());
         let (ends, standing) = watch::channel(Standing::Good);
-        let inner = Inner { table, head, recent, leases, sessions, clock, pauses, standing: ends, row, opened };
-        let vault = Vault { id, state, metrics, policies, inner: Mutex::new(inner), standing };
+        let inner = Inner {
+            table,
+            head,
+            recent,
+            leases,
+            sessions,
+            clock,
+            pauses,
+            standing: ends,
+            row,
+            opened,
+            unused_since: None,
+        };
+        let vault = Vault { id, state, metrics, policies, inner: Mutex::new(inner), standing, turns: Turns::default() };
         vault.carry_out(&mut vault.inner.lock(), step, None)?;
         Ok(vault)
     }
@@ -124,6 +138,11 @@ impl Vault {
     /// Its id.
     pub fn id(&self) -> VaultId {
         self.id
+    }
+
+    /// The order of those who use it.
+    pub fn turns(&self) -> &Turns {
+        &self.turns
     }
 
     /// The head of its table.
@@ -153,6 +172,22 @@ impl Vault {
         }
         let step = inner.tick();
         self.carry_out(inner, step, None)
+    }
+
+    /// Closes it, if it has had no session for `unused` ms and nobody reads its table. It is not used after that.
+    pub fn close_if_unused(&self, unused: u64) -> bool {
+        let Some(mut inner) = self.inner.try_lock() else { return false };
+        if !inner.sessions.is_empty() || Arc::strong_count(&inner.table) > 1 || inner.standing() != Standing::Good {
+            inner.unused_since = None;
+            return false;
+        }
+        let now = inner.now();
+        let since = *inner.unused_since.get_or_insert(now);
+        let is_closed = since + Millis(unused) <= now;
+        if is_closed {
+            inner.end(Standing::Closed);
+        }
+        is_closed
     }
 
     /// Ignores the sessions of a host from now on. After a vault was opened anew, they are silent: the host's calls are

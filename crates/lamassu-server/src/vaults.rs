@@ -26,6 +26,14 @@ use tokio::sync::mpsc::Sender;
 
 /// Minimum time between two log lines about this.
 const SAID_EVERY: Duration = Duration::from_secs(60);
+/// ms. A vault without sessions is closed after this time: each that is open takes two files. Before that it can send
+/// the newest changes alone.
+const UNUSED: u64 = 600_000;
+/// While more are open, those without sessions are closed at once.
+const OPEN_MANY: usize = 1000;
+/// How long an opening waits for who closes the same anchor.
+const CLOSED_WITHIN: Duration = Duration::from_millis(500);
+const AGAIN_AFTER: Duration = Duration::from_millis(20);
 
 /// All vaults of a server.
 pub struct Vaults {
@@ -35,6 +43,8 @@ pub struct Vaults {
     slots: Mutex<HashMap<VaultId, Arc<Mutex<VaultSlot>>>>,
     /// When the log was last told that the disk is nearly full.
     said: Mutex<Option<Instant>>,
+    /// That of [`UNUSED`].
+    unused: u64,
 }
 
 /// The state of a vault here.
@@ -51,7 +61,7 @@ enum VaultSlot {
 impl Vaults {
     /// The vaults whose anchors are in a store.
     pub fn new(anchors: Arc<dyn AnchorStore>, terms: Terms, common: Common) -> Vaults {
-        Vaults { anchors, terms, common, slots: Mutex::default(), said: Mutex::default() }
+        Vaults { anchors, terms, common, slots: Mutex::default(), said: Mutex::default(), unused: UNUSED }
     }
 
     /// The store of anchors.
@@ -93,30 +103,56 @@ impl Vaults {
         self.slots.lock().values().cloned().collect()
     }
 
-    /// Opens all vaults, so that the leases of sessions from before a restart are enforced. One that does not open is
-    /// logged, and tried again at the next call for it. Returns how many are open.
+    /// Opens the vaults that have sessions from before a restart, so that their leases are enforced; others are opened
+    /// when they are used. One that does not open is logged, and tried again at the next call for it. Returns how many
+    /// anchors there are.
     ///
     /// # Errors
     /// Those of the store of anchors, and of the state.
-    pub fn open_all(&self) -> Result<usize> {
-        let mut opened = 0;
+    pub fn open_attended(&self) -> Result<usize> {
         for id in missing(self.anchors(), self.state())? {
             tracing::error!(anchor = %self.anchors.name(&id), "this anchor was kept here, and is gone");
         }
-        for id in self.anchors.all()? {
-            if !self.state().keeps(&id)? {
-                self.state().note_found(&id)?;
+        let (all, attended) = (self.anchors.all()?, self.state().attended()?);
+        for id in &all {
+            if !self.state().keeps(id)? {
+                self.state().note_found(id)?;
             }
-            match self.vault(&id) {
-                Ok(_) => opened += 1,
-                Err(Refused::Lost(Lost(error))) => return Err(error),
-                Err(Refused::Failed(error)) => {
-                    tracing::error!(anchor = %self.anchors.name(&id), %error, "this anchor cannot be used; the others are served");
-                }
-                Err(_) => {}
+            if !attended.contains(id) {
+                continue;
+            }
+            if let Err(Refused::Lost(Lost(error))) = self.vault(id) {
+                return Err(error);
             }
         }
-        Ok(opened)
+        Ok(all.len())
+    }
+
+    /// Whether a vault is open, or may be at this moment.
+    pub fn is_open(&self, id: &VaultId) -> bool {
+        let slot = self.slots.lock().get(id).cloned();
+        slot.is_some_and(|slot| slot.try_lock().is_none_or(|slot| matches!(*slot, VaultSlot::Open(_))))
+    }
+
+    /// Closes a vault that nobody uses, at once.
+    pub fn close_unused(&self, id: &VaultId) {
+        let slot = self.slot(id);
+        let closed = Vaults::close(&mut slot.lock(), 0);
+        drop(closed);
+    }
+
+    /// Takes the vault out of its slot, if it has had no user for `unused` ms. Whoever drops it closes its file, which
+    /// waits for the disk.
+    fn close(slot: &mut VaultSlot, unused: u64) -> Option<Arc<Vault>> {
+        // Others get it from the slot alone, which is locked.
+        let is_unused = |vault: &Arc<Vault>| Arc::strong_count(vault) == 1 && vault.close_if_unused(unused);
+        match slot {
+            VaultSlot::Open(vault) if is_unused(vault) => match std::mem::take(slot) {
+                VaultSlot::Open(vault) => Some(vault),
+                VaultSlot::Closed | VaultSlot::BeingPut => None,
+            },
+            VaultSlot::Open(_) | VaultSlot::Closed | VaultSlot::BeingPut => None,
+        }
     }
 
     /// A vault, which is opened if necessary.
@@ -136,14 +172,27 @@ impl Vaults {
             VaultSlot::Open(_) | VaultSlot::Closed => *slot = VaultSlot::Closed,
             VaultSlot::BeingPut => return Err(Refused::Unknown),
         }
-        let table = match self.anchors.open(id) {
-            Err(AnchorError::Missing { .. }) => return Err(Refused::Unknown),
-            Err(AnchorError::Locked { .. }) => return Err(Refused::NotNow),
-            table => table?,
-        };
-        let vault = Arc::new(Vault::open(*id, table, self.terms, self.common.clone())?);
+        let vault = self.open(id).inspect_err(|refused| {
+            if let Refused::Failed(error) = refused {
+                tracing::error!(anchor = %self.anchors.name(id), %error, "this anchor cannot be used; the others are served");
+            }
+        });
+        let vault = Arc::new(vault?);
         *slot = VaultSlot::Open(vault.clone());
         Ok(vault)
+    }
+
+    fn open(&self, id: &VaultId) -> Answer<Vault> {
+        let until = Instant::now() + CLOSED_WITHIN;
+        let table = loop {
+            match self.anchors.open(id) {
+                Err(AnchorError::Missing { .. }) => return Err(Refused::Unknown),
+                Err(AnchorError::Locked { .. }) if Instant::now() < until => std::thread::sleep(AGAIN_AFTER),
+                Err(AnchorError::Locked { .. }) => return Err(Refused::NotNow),
+                table => break table?,
+            }
+        };
+        Vault::open(*id, table, self.terms, self.common.clone())
     }
 
     /// The same for a host. A vault that the host may not use is unknown to it.
@@ -154,6 +203,15 @@ impl Vaults {
         match self.state().may_use(&caller.key, id) {
             true => self.vault(id),
             false => Err(Refused::Unknown),
+        }
+    }
+
+    /// A vault of a host that is open. Waits for nothing.
+    pub fn open_for(&self, caller: &Caller, id: &VaultId) -> Option<Arc<Vault>> {
+        let slot = self.slots.lock().get(id).cloned().filter(|_| self.state().may_use(&caller.key, id))?;
+        match &*slot.try_lock()? {
+            VaultSlot::Open(vault) if vault.standing() == Standing::Good => Some(vault.clone()),
+            VaultSlot::Open(_) | VaultSlot::Closed | VaultSlot::BeingPut => None,
         }
     }
 
@@ -219,6 +277,9 @@ impl Vaults {
 
     fn may_put(&self, caller: &Caller, id: &VaultId, around: Option<VaultId>) -> Answer<()> {
         let state = self.state();
+        if around.is_some_and(|around| !state.has_room_for(id, &around)) {
+            return Err(Refused::TooMuch("the vault has as many datasets as this server keeps of one vault"));
+        }
         let may = match around {
             None => state.may_use(&caller.key, id),
             // The rights of the vault around it become those of the dataset. So nobody may say this of a vault that
@@ -280,16 +341,33 @@ impl Vaults {
         Ok((vault, begun))
     }
 
-    /// Lets time pass for all open vaults.
+    /// Lets time pass for all open vaults, and closes those that are not used.
     ///
     /// # Errors
     /// [`Lost`].
     pub fn tick(&self) -> std::result::Result<(), Lost> {
         // A vault that is being opened is skipped: its time advances with the next tick.
-        for vault in Vaults::opened(&self.slots(), Mutex::try_lock) {
-            vault.tick()?;
+        let opened = Vaults::opened(&self.slots(), Mutex::try_lock);
+        opened.iter().try_for_each(|vault| vault.tick())?;
+        let unused = self.may_be_unused(opened.len());
+        drop(opened);
+        let close = |slot: &Arc<Mutex<VaultSlot>>| Vaults::close(&mut *slot.try_lock()?, unused);
+        let closed: Vec<_> = self.slots().iter().filter_map(close).collect();
+        if !closed.is_empty() {
+            // On a thread of its own: a file that becomes shorter is written.
+            let _ = std::thread::Builder::new().name("close".into()).spawn(move || drop(closed));
         }
+        // Who uses a slot has got it under this lock.
+        let is_free = |slot: &VaultSlot| matches!(slot, VaultSlot::Closed);
+        self.slots
+            .lock()
+            .retain(|_, slot| Arc::strong_count(slot) > 1 || !slot.try_lock().is_some_and(|it| is_free(&it)));
         Ok(())
+    }
+
+    /// How long a vault stays open without sessions while so many are open, ms.
+    fn may_be_unused(&self, open: usize) -> u64 {
+        if open > OPEN_MANY { 0 } else { self.unused }
     }
 
     /// A host was revoked, or lost a grant: its sessions of vaults that it may no longer use end.
@@ -493,3 +571,6 @@ impl Drop for Put {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -305,8 +305,8 @@ impl DiskTable {
     }
 
     /// Replaces the failed database with this number by a new one, unless another thread has done so. The transaction
-    /// of the failed one is rolled back. While someone reads the failed one for long, this fails, and is left to a later
-    /// call: a reader may be as slow as whoever is sent what it reads.
+    /// of the failed one is rolled back. While someone reads the failed one for long, this fails, and is left to a
+    /// later call: a reader may be as slow as whoever is sent what it reads.
     fn open_anew(&self, op: &'static str, number: u64) -> Result<(), AnchorError> {
         let busy = || AnchorError::io(op, &self.path)(io::ErrorKind::ResourceBusy.into());
         let current = &mut *self.database.try_write_for(READERS_WAITED_FOR).ok_or_else(busy)?;

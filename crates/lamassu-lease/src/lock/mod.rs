@@ -8,6 +8,8 @@ use crate::ids::{Mode, Object};
 
 /// Most locked ranges of a session, and most of its requests that may wait.
 pub const LOCKS_MAX: usize = 8192;
+/// Most requests for locks of one file that a session may have waiting: each unlock looks at all of a file.
+pub const WAITING_MAX: usize = 1024;
 /// Most ranges that a session can report: its last lock may have made three of one.
 pub const REPORTED_MAX: usize = LOCKS_MAX + 1;
 

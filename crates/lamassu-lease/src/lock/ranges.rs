@@ -29,6 +29,11 @@ impl Range {
         self.last
     }
 
+    /// With the bytes before and behind it.
+    pub fn with_neighbours(self) -> Range {
+        Range { first: self.first.saturating_sub(1), last: self.last.saturating_add(1) }
+    }
+
     fn overlaps(self, other: Range) -> bool {
         self.first <= other.last && other.first <= self.last
     }

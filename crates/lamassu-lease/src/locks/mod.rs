@@ -12,9 +12,12 @@
 //!   owner has unlocked what it lost, or closed them ([`Holder::is_lost`]).
 
 mod holder;
+mod spans;
 mod table;
 
-pub use crate::lock::{Conflict, LOCKS_MAX, Lock, LockAnswer, LockKey, LockKind, REPORTED_MAX, Range, Ranges};
+pub use crate::lock::{
+    Conflict, LOCKS_MAX, Lock, LockAnswer, LockKey, LockKind, REPORTED_MAX, Range, Ranges, WAITING_MAX,
+};
 pub use holder::{Answered, Asked, Holder, Outcome};
 pub(crate) use table::Table;
 

@@ -307,3 +307,41 @@ fn what_conflicts_with_another_session_cannot_be_reported() {
     assert!(table.table.resume(B, &[], &mut Vec::new()));
     assert_eq!(table.table, before);
 }
+
+/// What one host can have: many owners, and many requests that wait for one of them. Each call is compared with few of
+/// them, and leaves the table to the next one.
+#[test]
+fn a_call_looks_only_at_what_it_may_let_in() {
+    const OWNERS: u64 = 6000;
+    let mut table = Asking::new();
+    let checks = |table: &mut Asking, call: &mut dyn FnMut(&mut Asking)| {
+        let before = super::table::CHECKS.with(std::cell::Cell::get);
+        call(table);
+        super::table::CHECKS.with(std::cell::Cell::get) - before
+    };
+    let single = |owner: u64, at: u64, mode| ranges(owner, (2 * at, 2 * at), mode);
+    assert_eq!(table.lock(B, single(1, 0, Exclusive), false).1, [(B, Done)]);
+    for waits in 0..WAITING_MAX as u64 {
+        assert_eq!(table.lock(A, single(waits, 0, Exclusive), true).1, []);
+    }
+    assert_eq!(table.lock(A, single(0, 0, Shared), true).1, [(A, TooMany)]);
+    let granted = checks(&mut table, &mut |table| {
+        for owner in 1..OWNERS {
+            assert_eq!(table.lock(A, single(owner, owner, Shared), false).1, [(A, Done)]);
+        }
+    });
+    assert_eq!(granted as u64, OWNERS - 1, "one for each");
+    let refused = checks(&mut table, &mut |table| {
+        assert_eq!(table.lock(B, single(2, 1, Exclusive), false).1.len(), 1);
+    });
+    assert_eq!(refused, 1);
+    let weaker = checks(&mut table, &mut |table| {
+        assert_eq!(table.unlock(A, single(1, 1, Shared)), [(A, Done)]);
+    });
+    assert_eq!(weaker, WAITING_MAX, "those of the file");
+    let nothing = checks(&mut table, &mut |table| {
+        assert_eq!(table.unlock(A, single(1, 1, Shared)), [(A, Done)]);
+    });
+    assert_eq!(nothing, 0, "nothing was unlocked");
+    assert_eq!(table.unlock(B, single(1, 0, Exclusive)), [(B, Done), (A, Done)]);
+}

@@ -21,8 +21,8 @@ const AWAY: &str = "away/";
 const NEW: &str = "new/";
 const ROWS: &str = "rows/";
 
-/// By generation: how often its table was opened.
-type Openings = Mutex<HashMap<String, Arc<Opening>>>;
+/// By generation, while its table is open: how often it was opened.
+type Openings = Arc<Mutex<HashMap<String, Arc<Opening>>>>;
 
 /// The number of the newest opening of a table. Only the newest one reads and commits. The lock is held for writing by
 /// a commit, which a journal carries out in pieces, and by an opening: a table that was opened before never commits
@@ -139,7 +139,8 @@ impl AnchorStore for EtcdAnchors {
             self.cluster.recover(&generation).map_err(|error| in_anchor("recover", error))?;
             *newest
         };
-        Ok(Arc::new(EtcdTable { cluster: self.cluster.clone(), generation, is_new: false, opening, number }))
+        let (cluster, openings) = (self.cluster.clone(), self.openings.clone());
+        Ok(Arc::new(EtcdTable { cluster, generation, is_new: false, openings, opening, number }))
     }
 
     fn begin(&self, id: &VaultId) -> std::result::Result<Box<dyn NewAnchor>, AnchorError> {
@@ -151,6 +152,7 @@ impl AnchorStore for EtcdAnchors {
             cluster: self.cluster.clone(),
             generation: generation.clone(),
             is_new: true,
+            openings: self.openings.clone(),
             opening,
             number: 0,
         };
@@ -226,9 +228,22 @@ struct EtcdTable {
     generation: String,
     /// Only the put that creates it uses it yet, so its commits need not be atomic.
     is_new: bool,
+    openings: Openings,
     opening: Arc<Opening>,
     /// The number of this opening.
     number: u64,
+}
+
+impl Drop for EtcdTable {
+    fn drop(&mut self) {
+        {
+            // Of the last one that is open, two are left: this one's and the map's. Others are had under this lock.
+            let mut openings = self.openings.lock();
+            let is_last = Arc::strong_count(&self.opening) == 2;
+            openings.retain(|generation, _| !(is_last && *generation == self.generation));
+        }
+        self.cluster.forget_last(&self.generation);
+    }
 }
 
 impl EtcdTable {

@@ -4,6 +4,7 @@ use super::{Cluster, lead};
 use crate::{Result, ServerError};
 use etcd_client::{Compare, CompareOp, DeleteOptions, PutOptions, Txn, TxnOp, TxnOpResponse};
 use std::collections::HashSet;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// Operations of a transaction; etcd accepts 128.
@@ -50,6 +51,14 @@ impl Cluster {
             }
             Tried::NotLeading => Err(ServerError::NotLeading { name: self.name.clone() }),
             Tried::Overtaken => Err(self.failed("an earlier attempt was carried out after all: try again")),
+        }
+    }
+
+    /// Forgets what is known of the transactions on `name`, unless one is under way: the next one asks etcd.
+    pub(super) fn forget_last(&self, name: &str) {
+        let mut lasts = self.lasts.lock();
+        if lasts.get(name).is_some_and(|last| Arc::strong_count(last) == 1) {
+            lasts.remove(name);
         }
     }
 

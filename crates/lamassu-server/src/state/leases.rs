@@ -8,6 +8,7 @@ use lamassu_format::header::VaultId;
 use lamassu_lease::server::{Change, Durable};
 use lamassu_lease::{GrantNo, Object, SessionId};
 use redb::ReadableTable;
+use std::collections::BTreeSet;
 
 pub(super) const RUNS: u8 = 0;
 const SESSION: u8 = 1;
@@ -264,6 +265,14 @@ impl State {
             Ok((vault, u64::from_le_bytes(runs)))
         };
         self.of_kind(RUNS)?.into_iter().map(parsed).collect()
+    }
+
+    /// The vaults that have sessions which have not ended.
+    ///
+    /// # Errors
+    /// [`ServerError::Database`], [`ServerError::Damaged`].
+    pub fn attended(&self) -> Result<BTreeSet<VaultId>> {
+        Ok(self.of_kind(SESSION)?.into_iter().map(|(vault, _)| vault).collect())
     }
 
     /// The rows of this kind: the vault, and the value.

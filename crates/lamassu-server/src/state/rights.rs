@@ -15,6 +15,9 @@ pub(super) type LiesIn = BTreeMap<VaultId, VaultId>;
 /// damaged, or came from different backups, form a circle.
 const DEPTH_MAX: usize = 32;
 
+/// Datasets in a vault and in its datasets. Each anchor takes a megabyte of the disk, and files while it is used.
+pub const DATASETS_MAX: usize = 4096;
+
 /// A vault, and those that it lies in, from the inside out.
 pub(super) fn with_those_around(lies_in: &LiesIn, vault: &VaultId) -> impl Iterator<Item = VaultId> {
     std::iter::successors(Some(*vault), |inner| lies_in.get(inner).copied()).take(DEPTH_MAX)
@@ -93,6 +96,15 @@ impl State {
             let row = read.open_table(LEASES)?.get(&lease_key(vault, RETIRED, 0)[..])?;
             Ok(row.is_some_and(|row| row.value() == around.0))
         })
+    }
+
+    /// Whether one more dataset may lie in a vault: its anchor is here as one already, or there are not too many in the
+    /// outermost vault, at any depth.
+    pub fn has_room_for(&self, dataset: &VaultId, around: &VaultId) -> bool {
+        let lies_in = &*self.lies_in.read();
+        let outermost = |vault: &VaultId| with_those_around(lies_in, vault).last();
+        let outer = outermost(around);
+        lies_in.contains_key(dataset) || lies_in.keys().filter(|one| outermost(one) == outer).count() < DATASETS_MAX
     }
 
     /// Whether a vault is `around`, or lies in it.
@@ -184,6 +196,22 @@ mod tests {
         // It is put there again, and is kept.
         state.note_kept("h", &INNER, Some(&VAULT)).expect("writes");
         assert_eq!(is_spoken_for(&state)[0], [true; 2]);
+    }
+
+    #[test]
+    fn a_vault_has_so_many_datasets_at_any_depth_and_no_more() {
+        let (_dir, state) = state();
+        let dataset = |number: usize| VaultId([[9; 8], (number as u64).to_be_bytes()].concat().try_into().expect("16"));
+        let has_room = |number| [VAULT, dataset(1)].map(|around| state.has_room_for(&dataset(number), &around));
+        for number in 1..=DATASETS_MAX {
+            assert_eq!(has_room(number), [true; 2]);
+            // Half of them within another one.
+            let around = if number % 2 == 0 { dataset(1) } else { VAULT };
+            state.lies_in.write().insert(dataset(number), around);
+        }
+        assert_eq!(has_room(DATASETS_MAX + 1), [false; 2]);
+        assert_eq!(has_room(DATASETS_MAX), [true; 2], "it is there");
+        assert!(state.has_room_for(&dataset(0), &INMOST), "another vault has its own");
     }
 
     #[test]

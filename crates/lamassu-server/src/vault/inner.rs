@@ -40,9 +40,11 @@ pub struct Inner {
     /// The time, and how many pauses its leases know of.
     pub(super) clock: Arc<Pauses>,
     pub(super) pauses: u64,
-    /// Unless it is good, nothing of the vault changes any more: what is durable is that of another object, which was or
-    /// is to be opened.
+    /// Unless it is good, nothing of the vault changes any more: what is durable is that of another object, which was
+    /// or is to be opened.
     pub(super) standing: watch::Sender<Standing>,
+    /// Since when nobody has used it, as far as was looked.
+    pub(super) unused_since: Option<Millis>,
     /// The properties that a vault keeps for good: its suite, its domain.
     pub(super) row: VaultRow,
     /// Files with profiles that the policy forbids, opened since the vault was last granted to a writer.

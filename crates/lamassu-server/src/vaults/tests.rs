@@ -1,0 +1,111 @@
+use super::*;
+use crate::anchor_store::{self, Files, file_of};
+use crate::metrics::Metrics;
+use crate::policy::Policies;
+use crate::state::Pending;
+use crate::vault::{REPLIES_MAX, VAULT};
+use lamassu_anchor::row::{Content, Sealed};
+use lamassu_anchor::table::DiskTable;
+use lamassu_anchor::{Digest, ObjectId, Row, Token, TokenKey, VaultRow};
+use lamassu_keys::unix_now;
+use lamassu_lease::{Call, Mode, RequestNo};
+use std::path::{Path, PathBuf};
+use tokio::sync::mpsc::channel;
+
+const VAULTS: [VaultId; 3] = [VaultId([1; 16]), VaultId([2; 16]), VaultId([3; 16])];
+
+fn anchor(dir: &Path, id: &VaultId) -> PathBuf {
+    file_of(&dir.join(anchor_store::DIR), id)
+}
+
+/// Three vaults in files, and a host that may use them.
+fn vaults(dir: &Path) -> (Vaults, Caller) {
+    let anchors = Arc::new(Files::open(dir).unwrap());
+    let state = Arc::new(if dir.join("state.redb").exists() { State::open(dir) } else { State::make(dir) }.unwrap());
+    let caller = Caller { name: "one".into(), key: Arc::from(*b"key") };
+    if state.host("one").is_none() {
+        let pending = Pending { host: "one".into(), until: u64::MAX, vaults: VAULTS.map(|id| id.to_string()).into() };
+        state.put_token(b"token", &pending, 0).unwrap();
+        assert!(state.use_token(b"token", unix_now(), &caller.key).unwrap().is_ok());
+        for id in VAULTS {
+            let table = Arc::new(DiskTable::create(&anchor(dir, &id)).unwrap());
+            let of_root = Sealed::Is(Digest([1; 32]));
+            let content = Content::Dir { record: of_root, parent: ObjectId::ROOT, name: Token([0; 16]) };
+            let root = Row { mode: 0o700, uid: 0, gid: 0, links: 1, content, attributes: of_root };
+            drop(Anchor::create(table.clone(), VaultRow::new(id, TokenKey::new([1; 32])), root).unwrap());
+            table.commit(&[Head([3; 32]).change()]).unwrap();
+            state.note_kept("one", &id, None).unwrap();
+        }
+    }
+    let (terms, metrics) = (Terms::DEFAULT, Metrics::default());
+    std::fs::write(dir.join("policy.toml"), "").unwrap();
+    let policies = Arc::new(Policies::start(dir, terms, (state.clone(), metrics.clone())).unwrap());
+    let common = Common { state, metrics, policies, pauses: Arc::default() };
+    (Vaults { unused: 0, ..Vaults::new(anchors, terms, common) }, caller)
+}
+
+fn attend(vaults: &Vaults, caller: &Caller, id: &VaultId) -> (Arc<Vault>, Begun) {
+    let begun = vaults.begin(id, caller, (Use::ByTurns, SessionId(u64::MAX)), channel(REPLIES_MAX).0);
+    begun.unwrap_or_else(|_| panic!("a session begins"))
+}
+
+fn open(vaults: &Vaults) -> Vec<VaultId> {
+    let mut open: Vec<_> = vaults.in_use().into_iter().map(|(id, _)| id).collect();
+    open.sort();
+    open
+}
+
+/// Each that is open takes two of the files that the process may open.
+#[test]
+fn a_vault_is_open_while_it_has_sessions() {
+    let dir = tempfile::tempdir().unwrap();
+    {
+        let (vaults, caller) = vaults(dir.path());
+        assert!(vaults.open_attended().is_ok_and(|count| count == 3) && open(&vaults).is_empty());
+        let (vault, begun) = attend(&vaults, &caller, &VAULTS[0]);
+        let acquire = Call::Acquire { request: RequestNo(1), object: VAULT, mode: Mode::Exclusive };
+        assert!(vault.call(begun.line, acquire).is_ok());
+        let (other, left) = attend(&vaults, &caller, &VAULTS[1]);
+        assert!(other.call(left.line, Call::Leave).is_ok());
+        drop(vault);
+        assert!(vaults.tick().is_ok());
+        assert_eq!(open(&vaults), VAULTS[..2], "another one is used");
+        drop(other);
+        assert!(vaults.tick().is_ok());
+        assert_eq!(open(&vaults), VAULTS[..1]);
+        assert_eq!(vaults.slots.lock().len(), 1, "nothing is left of the others");
+        // It is opened again, also while it is being closed.
+        let (vault, _) = attend(&vaults, &caller, &VAULTS[1]);
+        let rows = vault.table_to_look_at();
+        drop(vault);
+        vaults.close_unused(&VAULTS[1]);
+        assert_eq!(open(&vaults), VAULTS[..2]);
+        drop(rows);
+        assert!(vaults.vault(&VAULTS[2]).is_ok() && vaults.is_open(&VAULTS[2]));
+        vaults.close_unused(&VAULTS[2]);
+        assert!(!vaults.is_open(&VAULTS[2]) && vaults.is_open(&VAULTS[1]));
+    }
+    let (vaults, _) = vaults(dir.path());
+    assert!(vaults.open_attended().is_ok());
+    assert_eq!(open(&vaults), VAULTS[..2], "those that have sessions from before");
+    assert!(matches!(DiskTable::open(&anchor(dir.path(), &VAULTS[0])), Err(AnchorError::Locked { .. })));
+    assert!(DiskTable::open(&anchor(dir.path(), &VAULTS[2])).is_ok());
+}
+
+/// Who reads its rows slowly keeps it open: a host that came meanwhile would have to wait for that.
+#[test]
+fn a_vault_whose_rows_are_read_stays_open() {
+    let dir = tempfile::tempdir().unwrap();
+    let (vaults, _) = vaults(dir.path());
+    let table = vaults.vault(&VAULTS[0]).unwrap_or_else(|_| panic!("opens")).table_to_look_at();
+    assert!(vaults.tick().is_ok());
+    assert_eq!(open(&vaults), VAULTS[..1]);
+    drop(table);
+    assert!(vaults.tick().is_ok());
+    assert!(open(&vaults).is_empty());
+    assert!(vaults.vault(&VAULTS[0]).is_ok(), "it is opened again");
+    let vaults = Vaults { unused: UNUSED, ..vaults };
+    assert!(vaults.tick().is_ok());
+    assert_eq!(open(&vaults), VAULTS[..1], "it may be used soon");
+    assert_eq!([1, OPEN_MANY + 1].map(|open| vaults.may_be_unused(open)), [UNUSED, 0]);
+}
