@@ -36,7 +36,7 @@ pub(crate) use depart::Departing;
 pub(crate) use entries::over_row;
 pub(crate) use make::{Fresh, TRIES_MAX};
 pub(crate) use moves::Moving;
-pub(crate) use recover::MovesLeft;
+pub(crate) use recover::{MovesLeft, is_absent};
 pub(crate) use take::shown as shown_attrs;
 pub(crate) use trees::TreeFiles;
 
