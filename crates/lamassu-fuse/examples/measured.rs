@@ -59,6 +59,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         freshness: Freshness::default(),
         events: Default::default(),
         upkeep: Default::default(),
+        by_turns: false,
     };
     let vault = Vault::open(Arc::new(LocalBackend::open(Path::new(dir))?), &header, ring, options)?;
     mount(Arc::new(vault), Path::new(point), &mount_options)?.wait()?;

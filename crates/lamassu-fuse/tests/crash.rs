@@ -88,6 +88,7 @@ fn open(backend: Arc<dyn Backend>, block_size: u32, table: Option<Arc<dyn Table>
         freshness: Freshness::default(),
         events: Default::default(),
         upkeep: Default::default(),
+        by_turns: false,
     };
     Vault::open(backend, &header(block_size), ring(), options).unwrap()
 }

@@ -151,6 +151,7 @@ impl Fixture {
             freshness: Freshness::default(),
             events: Default::default(),
             upkeep: Default::default(),
+            by_turns: false,
         }
     }
 

@@ -256,6 +256,7 @@ fn open(backend: Arc<dyn Backend>) -> lamassu_vault::Result<Vault> {
         freshness: Freshness::default(),
         events: Default::default(),
         upkeep: Default::default(),
+        by_turns: false,
     };
     Vault::open(backend, &vault_header(), ring(SUITE), options)
 }

@@ -39,7 +39,7 @@ impl Served {
         if !caller.is_owner && !is_anybodys(&request) {
             return Err(Error::NotPermitted);
         }
-        if self.is_by_turns() && !works_by_turns(&request) {
+        if self.hosts_take_turns() && !works_by_turns(&request) {
             return Err(Error::SharedMount);
         }
         match request {

@@ -156,7 +156,7 @@ impl Served {
         self.note(above, event.detail("name", Path::new(name).display()));
         // The key is here now, so the dataset is opened at once, or in its first turn. One that inherits is opened when
         // it is entered.
-        let keys = match (spec.inherit, self.is_by_turns()) {
+        let keys = match (spec.inherit, self.hosts_take_turns()) {
             (true, _) => None,
             (false, false) => Some(keys),
             (false, true) => {
@@ -356,7 +356,7 @@ impl Served {
     }
 
     fn described(&self, member: Number, shown: &Path) -> Result<Listed> {
-        let header = match self.is_by_turns() {
+        let header = match self.hosts_take_turns() {
             true => self.forest().stored_header(member),
             false => self.forest().header(member),
         }?;

@@ -33,7 +33,7 @@ pub struct Kept {
     /// the keys that opened it
     pub keys: Unlocked,
     suite: Suite,
-    /// of an open vault, by turns
+    /// what is kept of a dataset that hosts use by turns
     by_turns: Option<by_turns::InTurns>,
     /// the header's properties for datasets that do not set their own
     integrity: Integrity,
@@ -400,8 +400,6 @@ impl Keeper {
         header: &VaultHeader,
         above: &KeyRing,
     ) -> lamassu_vault::Result<Option<Unlocked>> {
-        let refused =
-            |error: &dyn std::fmt::Display| VaultError::Damaged { what: "dataset header", stored: error.to_string() };
         let keys = match unlock_by_parent(header, above) {
             Ok(keys) => keys,
             Err(KeyError::NoParentSlot) => return Ok(None),
@@ -438,8 +436,6 @@ impl Keeper {
         above: &Vault,
         header: VaultHeader,
     ) -> lamassu_vault::Result<Option<Opening>> {
-        let refused =
-            |error: &dyn std::fmt::Display| VaultError::Damaged { what: "dataset header", stored: error.to_string() };
         let Some(keys) = self.keys_by_parent(member, &header, above.ring())? else { return Ok(None) };
         self.opening(member, Some(parent), header, keys).map(Some).map_err(|error| match error {
             Error::NotApproved { why } => VaultError::Refused(why),
@@ -453,6 +449,11 @@ impl Keeper {
             error => refused(&error),
         })
     }
+}
+
+/// The error for a dataset whose header is not accepted.
+fn refused(error: &dyn std::fmt::Display) -> VaultError {
+    VaultError::Damaged { what: "dataset header", stored: error.to_string() }
 }
 
 /// Whether a header replaces the one that `keys` opened: it differs, and still has the slot that they came from. The

@@ -58,6 +58,7 @@ pub fn options(read_only: bool) -> Options {
         freshness: Freshness::default(),
         events: Default::default(),
         upkeep: Default::default(),
+        by_turns: false,
     }
 }
 

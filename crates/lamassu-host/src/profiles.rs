@@ -95,7 +95,7 @@ impl Served {
             job.pass_over(&format!("{} is a dataset", stored.display()));
             Ok(())
         };
-        let work: Work = match self.is_by_turns() {
+        let work: Work = match self.hosts_take_turns() {
             false => Box::new(move |job| Ok(held.vault.set_profile(held.local(), choice, below, job)?)),
             // A vault that is open for a turn is not kept: the reference names what is to be changed.
             true => {

@@ -17,7 +17,7 @@ use lamassu_format::name;
 use lamassu_keys::{Event, KeyError, NewSlot, Role, Terms, Tier, Unlocked, Update, header_file, unix_now};
 use lamassu_vault::forest::{Number, ROOT_MEMBER, root_of};
 use lamassu_vault::turns::Need;
-use lamassu_vault::{FileSystem, Forest, Options, VaultError};
+use lamassu_vault::{Forest, Options, VaultError};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -80,8 +80,8 @@ impl Served {
     }
 
     /// Whether the vault is used by turns.
-    pub(crate) fn is_by_turns(&self) -> bool {
-        self.forest.is_by_turns()
+    pub(crate) fn hosts_take_turns(&self) -> bool {
+        self.forest.hosts_take_turns()
     }
 
     /// The file system of all these vaults.
@@ -189,7 +189,7 @@ impl Served {
         member: Number,
         change: impl FnOnce(&mut Unlocked, &mut VaultHeader) -> Result<(T, Vec<Event>)>,
     ) -> Result<T> {
-        let away = || if self.is_by_turns() { Error::NoTurn } else { VaultError::KeyNotLoaded.into() };
+        let away = || if self.hosts_take_turns() { Error::NoTurn } else { VaultError::KeyNotLoaded.into() };
         let vault = self.forest.vault(member).ok_or_else(away)?;
         let place = self.keeper.place(member)?;
         let mut all = self.keeper.kept();
@@ -314,7 +314,7 @@ impl Served {
             let keys = &kept.get(&member).ok_or(VaultError::KeyNotLoaded)?.keys;
             Ok((keys.history(&place.path(), &header)?, place))
         };
-        let started = match self.is_by_turns() {
+        let started = match self.hosts_take_turns() {
             true => {
                 let forest = self.forest.clone();
                 let work = move |job: &Job| walks::rekey_in_turns(job, (&forest, member), history, asked);

@@ -1,5 +1,6 @@
 //! Walks over a vault that several hosts use by turns: re-keying, and changes of profiles. A walk is made in exclusive
-//! turns, one after the other. Each lasts until another host wants the vault, and makes some progress.
+//! turns, one after the other. Each lasts until another host wants the vault, and makes some progress. Since taking a
+//! turn costs as much as some steps, that is more than one step, unless steps take long.
 
 use crate::job::{Asked, Job, warn_unless};
 use crate::{Error, Place, Result, turns};
@@ -11,9 +12,13 @@ use lamassu_vault::turns::{Need, Turns};
 use lamassu_vault::{FileSystem, Forest, RekeyProgress, Rekeyed, Vault, VaultError, Walk};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+/// The steps or bytes after which a turn ends that another host wants, and the time. It always makes one step.
+const STEPS: u64 = 64;
+const BYTES: u64 = 8 << 20;
+const SHARE: Duration = Duration::from_millis(100);
 /// How long to sleep before looking whether the job was cancelled.
 const NAP: Duration = Duration::from_millis(50);
 /// How long to try again without any progress, before the walk ends with an error.
@@ -33,7 +38,7 @@ pub(crate) fn in_turns(
     let mut went_on = Instant::now();
     let gone = loop {
         let Some(turn) = turns::hold(forest, root_of(member), Need::CHANGE) else { break Err(Error::NoFurtherTurn) };
-        let progress = InTurn { job, turns: forest.turns(root_of(member)), has_done: AtomicBool::new(false) };
+        let progress = InTurn { job, turns: forest.join_turns(root_of(member)), done: Done::default() };
         let vault = forest.vault(member);
         let gone = match &vault {
             Some(vault) => go(vault, (&mut walk, &progress)),
@@ -41,10 +46,11 @@ pub(crate) fn in_turns(
         };
         let is_lost = vault.is_none_or(|vault| is_lost(&vault)) || gone.as_ref().is_err_and(is_of_session);
         drop(turn);
-        if progress.has_done.into_inner() || !is_lost {
+        if progress.done.is_any() || !is_lost {
             went_on = Instant::now();
         }
-        let is_over = went_on.elapsed() > PATIENCE || forest.turns(root_of(member)).is_none_or(|turns| turns.is_last());
+        let is_over =
+            went_on.elapsed() > PATIENCE || forest.join_turns(root_of(member)).is_none_or(|turns| turns.is_last());
         match gone {
             Ok(is_done) if is_done || job.is_cancelled() => break Ok(()),
             Err(_) if is_lost && job.is_cancelled() => break Ok(()),
@@ -95,11 +101,41 @@ fn is_of_session(error: &Error) -> bool {
     matches!(error.innermost(), Error::Vault(error) if error.is_of_session())
 }
 
-/// The progress of a job in a turn: it also stops when the turn is to end, once something was done.
+/// What was done in a turn.
+struct Done {
+    begun: Instant,
+    steps: AtomicU64,
+    bytes: AtomicU64,
+}
+
+impl Default for Done {
+    fn default() -> Done {
+        Done { begun: Instant::now(), steps: AtomicU64::new(0), bytes: AtomicU64::new(0) }
+    }
+}
+
+impl Done {
+    fn add(&self, bytes: u64) {
+        self.steps.fetch_add(1, Ordering::Relaxed);
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    fn is_any(&self) -> bool {
+        self.steps.load(Ordering::Relaxed) > 0
+    }
+
+    /// Whether a turn that another host wants may end.
+    fn is_enough(&self) -> bool {
+        let is_much = || self.steps.load(Ordering::Relaxed) >= STEPS || self.bytes.load(Ordering::Relaxed) >= BYTES;
+        self.is_any() && (is_much() || self.begun.elapsed() >= SHARE)
+    }
+}
+
+/// The progress of a job in a turn: it also stops when the turn is to end, once enough was done.
 struct InTurn<'a> {
     job: &'a Job,
     turns: Option<Arc<Turns>>,
-    has_done: AtomicBool,
+    done: Done,
 }
 
 impl RekeyProgress for InTurn<'_> {
@@ -108,7 +144,7 @@ impl RekeyProgress for InTurn<'_> {
     }
 
     fn advance(&self, bytes: u64) {
-        self.has_done.store(true, Ordering::Relaxed);
+        self.done.add(bytes);
         self.job.advance(bytes);
     }
 
@@ -126,6 +162,28 @@ impl RekeyProgress for InTurn<'_> {
 
     fn is_cancelled(&self) -> bool {
         let is_to_end = || self.turns.as_ref().is_some_and(|turns| turns.is_to_end());
-        self.job.is_cancelled() || (self.has_done.load(Ordering::Relaxed) && is_to_end())
+        self.job.is_cancelled() || (self.done.is_enough() && is_to_end())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn done(steps: u64, bytes: u64) -> Done {
+        Done { steps: AtomicU64::new(steps), bytes: AtomicU64::new(bytes), ..Done::default() }
+    }
+
+    #[test]
+    fn a_turn_that_is_wanted_at_once_does_more_than_one_step() {
+        // Their time is not over.
+        let now = |done: Done| Done { begun: Instant::now() + SHARE, ..done };
+        for (steps, bytes, is_enough) in
+            [(0, 0, false), (1, 0, false), (STEPS - 1, BYTES - 1, false), (STEPS, 0, true), (1, BYTES, true)]
+        {
+            assert_eq!(now(done(steps, bytes)).is_enough(), is_enough, "{steps} {bytes}");
+        }
+        let late = |done: Done| Done { begun: Instant::now().checked_sub(2 * SHARE).unwrap(), ..done };
+        assert!(late(done(1, 0)).is_enough() && !late(done(0, 0)).is_enough());
     }
 }

@@ -8,7 +8,7 @@ use crate::event::IntegrityKind;
 use crate::inode::StoreId;
 use crate::names::Names;
 use crate::record::{RecordFault, remove_companion};
-use crate::staging::{dataset_name, delete_tree};
+use crate::staging::{Staging, dataset_name, delete_tree};
 use crate::stored::{PRIVATE, lending, rename_no_replace};
 use crate::walk::{Failed, Met, Visit, has_header, header_id, walk};
 use crate::wanted::Wanted;
@@ -222,7 +222,7 @@ impl Vault {
             Ok(made)
         });
         let made = made.inspect_err(|_| {
-            if let Err(error) = delete_tree(staging, &temp)
+            if let Err(error) = delete_tree(staging, &temp, &mut || true)
                 && !is_not_found(&error)
             {
                 tracing::warn!(entry = %temp.to_string_lossy(), %error, "stays in lamassu.staging until the next open");
@@ -266,12 +266,13 @@ impl Vault {
     }
 
     /// Takes a dataset out of the tree, with everything in it, and deletes it. `id` is its root's: another dataset that
-    /// has the name by now stays.
+    /// has the name by now stays. In a turn it is not deleted, which may take long: the result is for
+    /// [`Vault::delete_destroyed`], and what is not deleted so is when the next turns begin.
     ///
     /// # Errors
     /// [`VaultError::NotFound`]; [`VaultError::Invalid`] if it is not a dataset; those of the store. If deleting fails
     /// after it has left the tree, that is logged, and done when the vault is next opened for writing.
-    pub(crate) fn remove_dataset(&self, parent: Ino, name: &OsStr, id: StoreId) -> Result<()> {
+    pub(crate) fn remove_dataset(&self, parent: Ino, name: &OsStr, id: StoreId) -> Result<Option<OsString>> {
         let _pass = self.change()?;
         let (staging, temp) = (self.staging()?, dataset_name()?);
         {
@@ -292,13 +293,14 @@ impl Vault {
             let (_, object) = self.found(&dir, &stored.name)?;
             if self.anchored.is_some() {
                 let name = stored.name.clone();
-                let departing =
-                    Departing { dir: dir.clone(), stored, st, rest: None, is_last: false, is_dataset: true };
+                let dataset = Some(temp.clone());
+                let departing = Departing { dir: dir.clone(), stored, st, rest: None, is_last: false, dataset };
                 let is_last = self.depart(departing)?;
                 self.entry_gone(&dir, &name, &st, is_last, object);
                 self.shut.0.lock().pop(&id);
                 drop(tree);
-                return self.commit_anchor();
+                self.commit_anchor()?;
+                return Ok(self.options.by_turns.then_some(temp));
             }
             staging.take_out(&*dir.handle, &stored.name, &st, &temp).map_err(io("remove a dataset"))?;
             if let Some(companion) = &stored.companion {
@@ -309,20 +311,22 @@ impl Vault {
             self.shut.0.lock().pop(&id);
             dir.handle.sync().map_err(io("sync a directory"))?;
         }
-        if let Err(error) = delete_tree(&*staging.dir, &temp) {
-            let text = "a destroyed dataset stays in lamassu.staging until the next open";
-            tracing::warn!(entry = %temp.to_string_lossy(), %error, "{text}");
-        }
-        Ok(())
+        delete_or_warn(staging, &temp);
+        Ok(None)
     }
 
-    /// Takes a dataset that is going out of the tree, and deletes it.
-    pub(crate) fn unstage_dataset(&self, parent: &dyn BackendDir, stored: &OsStr, st: &Stat) -> Result<()> {
-        let (staging, temp) = (self.staging()?, dataset_name()?);
-        staging.take_out(parent, stored, st, &temp).map_err(io("remove a dataset"))?;
-        if let Err(error) = delete_tree(&*staging.dir, &temp) {
-            let text = "a destroyed dataset stays in lamassu.staging until the next open";
-            tracing::warn!(entry = %temp.to_string_lossy(), %error, "{text}");
+    /// Takes a dataset that is going out of the tree, and deletes it, except in a turn.
+    pub(crate) fn unstage_dataset(
+        &self,
+        parent: &dyn BackendDir,
+        stored: &OsStr,
+        st: &Stat,
+        temp: &OsStr,
+    ) -> Result<()> {
+        let staging = self.staging()?;
+        staging.take_out(parent, stored, st, temp).map_err(io("remove a dataset"))?;
+        if !self.options.by_turns {
+            delete_or_warn(staging, temp);
         }
         Ok(())
     }
@@ -396,6 +400,13 @@ impl Vault {
             }
         }
         Ok(None)
+    }
+}
+
+fn delete_or_warn(staging: &Staging, name: &OsStr) {
+    if let Err(error) = delete_tree(&*staging.dir, name, &mut || true) {
+        let text = "a destroyed dataset stays in lamassu.staging until the next open";
+        tracing::warn!(entry = %name.to_string_lossy(), %error, "{text}");
     }
 }
 

@@ -149,19 +149,20 @@ file_system! {
             true
         }
         /// Whether several hosts take turns.
-        fn is_by_turns(&self) -> bool {
+        fn hosts_take_turns(&self) -> bool {
             false
         }
-        /// Where requests about an inode or a handle wait for a turn, if several hosts take turns with it. Without a
-        /// turn only these calls are made: giving references back, syncs, and closing handles.
-        fn turns(&self, number: u64) -> Option<Arc<Turns>> {
+        /// Where requests about an inode or a handle wait for a turn, if several hosts take turns with it. The first
+        /// call for a dataset makes this host one of them. Without a turn only these calls are made: giving references
+        /// back, syncs, and closing handles.
+        fn join_turns(&self, number: u64) -> Option<Arc<Turns>> {
             let _ = number;
             None
         }
-        /// The same for requests that show attributes. If this differs from [`FileSystem::turns`], a change of
+        /// The same for requests that show attributes. If this differs from [`FileSystem::join_turns`], a change of
         /// attributes needs a turn of both, and this one first.
         fn turns_that_show(&self, ino: Ino) -> Option<Arc<Turns>> {
-            self.turns(ino)
+            self.join_turns(ino)
         }
         /// Lets no further turn begin. Returns when the present ones have ended.
         fn stop_turns(&self) {}

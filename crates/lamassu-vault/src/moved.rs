@@ -114,7 +114,11 @@ impl Moved {
     pub fn end(&self) -> Vec<Ino> {
         let mut state = self.0.lock();
         state.is_over = true;
-        state.notes.references()
+        std::mem::take(&mut state.notes).references()
+    }
+
+    fn is_over(&self) -> bool {
+        self.0.lock().is_over
     }
 
     /// Adds what other hosts have changed; `None`: nobody knows.
@@ -169,6 +173,8 @@ impl Watching {
     /// Takes the notes over from the vault of an earlier turn. `touched`: what other hosts have changed since; `None`:
     /// perhaps everything.
     pub fn take_over(&self, moved: Option<Arc<Moved>>, touched: Option<&Touched>) {
+        // Nobody reads the notes of a walk that has ended.
+        let moved = moved.filter(|moved| !moved.is_over());
         if let Some(moved) = &moved {
             moved.elsewhere(touched);
         }
@@ -219,5 +225,28 @@ impl Vault {
     /// Whether blocks are being copied to any file.
     pub(crate) fn is_copying(&self) -> bool {
         self.moved.copies.load(Ordering::Acquire) > 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lamassu_anchor::Token;
+
+    #[test]
+    fn nothing_is_noted_for_a_walk_that_has_ended() {
+        let touched = |number: u8| {
+            let place = EntryPlace { dir: ObjectId::ROOT, name: Token([number; 16]) };
+            Touched { places: HashMap::from([(ObjectId(number.into()), place)]), ..Touched::default() }
+        };
+        let (watching, moved) = (Watching::default(), Arc::<Moved>::default());
+        watching.take_over(Some(moved.clone()), Some(&touched(1)));
+        assert_eq!(moved.0.lock().notes.len(), 1);
+        moved.end();
+        for number in 2..10 {
+            watching.take_over(watching.take(), Some(&touched(number)));
+        }
+        assert_eq!(moved.0.lock().notes.len(), 0);
+        assert!(watching.get().is_none());
     }
 }

@@ -29,6 +29,8 @@ pub struct Options {
     pub events: Events,
     /// how work in the background is asked for
     pub upkeep: Upkeep,
+    /// it is open for a turn, for which other hosts may wait: what takes long is done bit by bit
+    pub by_turns: bool,
 }
 
 /// When the anchor of a vault learns of changes.

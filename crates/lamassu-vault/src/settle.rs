@@ -330,6 +330,7 @@ impl Vault {
         }
         first.note(self.commit_anchor_at(now));
         first.note(self.recover_for(RECOVERY_STEP));
+        self.clear_more();
         first.0.inspect_err(|_| self.room.doubt_refusals(gains))
     }
 
@@ -377,6 +378,7 @@ impl Vault {
         if self.files.idle_count() >= self.idle_max / 2 {
             first.note(self.settle_idle());
         }
+        self.clear_more();
         first.0.inspect_err(|_| self.room.doubt_refusals(gains))
     }
 

@@ -9,6 +9,10 @@
 //! it open. So it is compared with what was looked up, and its owner is changed. Entries that are deleted below it are
 //! compared with the listing.
 
+mod deletion;
+
+pub(crate) use deletion::delete_tree;
+
 use crate::anchored::Fresh;
 use crate::attr_value::Holder;
 use crate::digests::digest_of_text;
@@ -18,6 +22,7 @@ use crate::names;
 use crate::stored::{PRIVATE, goes_along, lending, rename_no_replace};
 use crate::wanted::Wanted;
 use crate::{Kind, Result, Vault, VaultError};
+use deletion::stale;
 use lamassu_anchor::Digest;
 use lamassu_anchor::row::Sealed;
 use lamassu_format::Profile;
@@ -25,13 +30,19 @@ use lamassu_format::header::NameMode;
 use lamassu_format::name::{COMPANION_PREFIX, HEADER, HISTORY, LOCK, LOST, STAGING};
 use lamassu_store::BackendDir;
 use lamassu_store::backend::Stat;
+use parking_lot::Mutex;
 use std::ffi::{OsStr, OsString};
 use std::io as stdio;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// Prefix of a random name: a dataset that is being made or destroyed. Nothing in it is part of the tree.
 const DATASET_PREFIX: &str = "dataset-";
+/// How many entries of destroyed datasets are deleted in a turn, at least: a directory is listed anew in each turn.
+const DELETED_IN_TURN: u32 = 1_024;
+/// For how long they are deleted when a turn begins, for which other hosts wait.
+const DELETING: Duration = Duration::from_millis(100);
 /// A user of whom nothing is known, and that no process has.
 const NOBODY: u32 = 65_534;
 /// Before a random name: an empty file, made to see whose it is.
@@ -44,85 +55,11 @@ pub(crate) fn dataset_name() -> Result<OsString> {
     Ok(name)
 }
 
-/// A directory that is being deleted: its open handle, its name, its device, and the directories left in it, by name
-/// and inode number.
-struct Emptied {
-    dir: Arc<dyn BackendDir>,
-    name: OsString,
-    dev: u64,
-    left: Vec<(OsString, u64)>,
-}
-
-/// Deletes a directory with everything in it, in bounded memory. Directories without the permission to be emptied are
-/// given it.
-///
-/// # Errors
-/// Those of the store. `ESTALE` if a directory is not the one that was listed, or lies on another device: nothing in it
-/// was deleted.
-pub(crate) fn delete_tree(parent: &dyn BackendDir, name: &OsStr) -> stdio::Result<()> {
-    let top = parent.stat_entry(name)?;
-    // Directories on the way down.
-    let mut open = vec![emptied_of_files(parent, name, (top.dev, top.ino))?];
-    while let Some(Emptied { dir, name, dev, left }) = open.last_mut() {
-        if let Some((below, ino)) = left.pop() {
-            let below = emptied_of_files(&**dir, &below, (*dev, ino))?;
-            open.push(below);
-            continue;
-        }
-        let name = std::mem::take(name);
-        open.pop();
-        match open.last() {
-            Some(above) => above.dir.remove_dir(&name)?,
-            None => parent.remove_dir(&name)?,
-        }
-    }
-    Ok(())
-}
-
-/// Opens a directory, which has this device and number, and deletes everything in it except directories.
-fn emptied_of_files(parent: &dyn BackendDir, name: &OsStr, listed: (u64, u64)) -> stdio::Result<Emptied> {
-    let dir = enter(parent, name, listed)?;
-    let mut left = Vec::new();
-    for e in dir.read_dir()? {
-        let kind = match e.kind {
-            Some(kind) => kind,
-            None => dir.stat_entry(&e.name)?.kind,
-        };
-        match kind {
-            Kind::Dir => left.push((e.name, e.ino)),
-            _ => match dir.unlink(&e.name) {
-                Err(e) if !is_not_found(&e) => return Err(e),
-                _ => {}
-            },
-        }
-    }
-    Ok(Emptied { dir, name: name.to_owned(), dev: listed.0, left })
-}
-
-fn stale() -> stdio::Error {
-    stdio::Error::from_raw_os_error(libc::ESTALE)
-}
-
 /// Gives a directory the mode that admits only its owner. Other entries keep their mode.
 fn make_private(parent: &dyn BackendDir, name: &OsStr) -> stdio::Result<()> {
     let held = parent.hold(name)?;
     let st = held.stat()?;
     if st.kind == Kind::Dir && st.mode & PRIVATE != PRIVATE { held.set_mode(PRIVATE) } else { Ok(()) }
-}
-
-/// Opens a directory that is to be emptied, which has this device and number.
-fn enter(parent: &dyn BackendDir, name: &OsStr, listed: (u64, u64)) -> stdio::Result<Arc<dyn BackendDir>> {
-    let is_listed = |st: &Stat| (st.dev, st.ino, st.kind) == (listed.0, listed.1, Kind::Dir);
-    let held = parent.hold(name)?;
-    let st = held.stat()?;
-    if !is_listed(&st) {
-        return Err(stale());
-    }
-    if st.mode & PRIVATE != PRIVATE {
-        held.set_mode(PRIVATE)?;
-    }
-    let dir = parent.open_dir(name)?;
-    if is_listed(&dir.stat()?) { Ok(dir) } else { Err(stale()) }
 }
 
 /// Makes a directory in the staging directory and opens it.
@@ -164,6 +101,8 @@ pub(crate) fn delete(staging: &dyn BackendDir, name: &OsStr) -> stdio::Result<()
 pub(crate) struct Staging {
     pub dir: Arc<dyn BackendDir>,
     made: Made,
+    /// What is left of datasets that were destroyed.
+    left: Mutex<Vec<OsString>>,
 }
 
 /// The store's stat of a private file that this process makes.
@@ -220,7 +159,7 @@ fn open(root: &dyn BackendDir) -> Result<Staging> {
     let dir = dir.map_err(io("open lamassu.staging"))?;
     let st = dir.stat().map_err(io("stat lamassu.staging"))?;
     let made = probe(&*dir)?;
-    if made.may_be(&st) { Ok(Staging { dir, made }) } else { Err(NOT_OURS) }
+    if made.may_be(&st) { Ok(Staging { dir, made, left: Mutex::default() }) } else { Err(NOT_OURS) }
 }
 
 /// Whether a staging directory is open to other users, so that a writer refuses it. This makes no file: instead of the
@@ -318,13 +257,15 @@ impl Vault {
         }
     }
 
-    /// Deletes what an interrupted mkdir or rmdir left. Returns how many directories went.
+    /// Deletes what an interrupted mkdir or rmdir left. Returns how many directories went. In a turn, a part of what is
+    /// left of datasets stays for [`Vault::clear_more`], or for the next one.
     pub(crate) fn clear_staging(&self) -> Result<u64> {
         let staging = self.staging()?;
-        let mut cleared = 0;
+        let (mut cleared, mut goes_on) = (0, self.until_others_wait());
         for e in staging.dir.read_dir().map_err(io("list lamassu.staging"))? {
-            match staging.clear(&e.name) {
-                Ok(()) => cleared += 1,
+            match staging.clear(&e.name, &mut goes_on) {
+                Ok(true) => cleared += 1,
+                Ok(false) => staging.left.lock().push(e.name),
                 Err(error) => {
                     let text = "left in lamassu.staging: not something Lamassu put there, or not ours";
                     tracing::warn!(entry = %e.name.to_string_lossy(), %error, "{text}");
@@ -332,6 +273,51 @@ impl Vault {
             }
         }
         Ok(cleared)
+    }
+
+    /// Whether to delete one more entry. In a turn others wait.
+    fn until_others_wait(&self) -> impl FnMut() -> bool + use<> {
+        let (by_turns, mut entries, until) = (self.options.by_turns, 0, Instant::now() + DELETING);
+        move || {
+            entries += 1;
+            !by_turns || entries <= DELETED_IN_TURN || Instant::now() < until
+        }
+    }
+
+    /// Deletes more of what was left of datasets when the vault was opened, and asks for upkeep if some is still left.
+    pub(crate) fn clear_more(&self) {
+        let Some(staging) = self.staging.get() else { return };
+        let (mut left, mut goes_on) = (staging.left.lock(), self.until_others_wait());
+        while let Some(name) = left.last() {
+            match staging.clear(name, &mut goes_on) {
+                Ok(true) => {}
+                Ok(false) => return self.options.upkeep.want(),
+                Err(error) => {
+                    let text = "left in lamassu.staging until the next open";
+                    tracing::warn!(entry = %name.to_string_lossy(), %error, "{text}");
+                }
+            }
+            left.pop();
+        }
+    }
+
+    /// Goes on deleting a dataset that was destroyed and left in the staging directory, until `is_to_end` says that
+    /// another host waits. False: some of it is left.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub fn delete_destroyed(&self, name: &OsStr, is_to_end: &dyn Fn() -> bool) -> Result<bool> {
+        let _pass = self.change()?;
+        let mut entries = 0;
+        let mut goes_on = || {
+            entries += 1;
+            entries <= DELETED_IN_TURN || !is_to_end()
+        };
+        match delete_tree(&*self.staging()?.dir, name, &mut goes_on) {
+            // A turn of another host has deleted the rest.
+            Err(error) if is_not_found(&error) => Ok(true),
+            done => done.map_err(io("delete a dataset that was destroyed")),
+        }
     }
 
     /// An empty directory of the staging directory, and its name there.
@@ -458,8 +444,8 @@ impl Staging {
         self.made.keeps_owners
     }
 
-    /// Deletes what an interrupted change left under a name.
-    fn clear(&self, name: &OsStr) -> stdio::Result<()> {
+    /// Deletes what an interrupted change left under a name. False: some of it is left.
+    fn clear(&self, name: &OsStr, goes_on: &mut dyn FnMut() -> bool) -> stdio::Result<bool> {
         let st = self.dir.stat_entry(name)?;
         // A directory gets its owner before it is moved to its place: so if it is empty, it may be deleted.
         // A probe is given to another user for a moment.
@@ -468,10 +454,11 @@ impl Staging {
             return Err(stdio::Error::from_raw_os_error(libc::EPERM));
         }
         match st.kind {
-            Kind::File if st.len == 0 && is_random(name, PROBE_PREFIX) => self.dir.unlink(name),
-            _ if is_random(name, DATASET_PREFIX) => delete_tree(&*self.dir, name),
-            _ => delete(&*self.dir, name),
+            Kind::File if st.len == 0 && is_random(name, PROBE_PREFIX) => self.dir.unlink(name)?,
+            _ if is_random(name, DATASET_PREFIX) => return delete_tree(&*self.dir, name, goes_on),
+            _ => delete(&*self.dir, name)?,
         }
+        Ok(true)
     }
 
     /// Moves the directory that was found with this stat here, under the name `to`, to be deleted. Its owner becomes
@@ -518,19 +505,6 @@ mod tests {
     use lamassu_store::backend::MemoryBackend;
 
     #[test]
-    fn only_the_directory_that_was_listed_is_entered() {
-        let root = MemoryBackend::new().root();
-        let name = OsStr::new("d");
-        root.make_dir(name, 0o100).unwrap();
-        let st = root.stat_entry(name).unwrap();
-        for listed in [(st.dev, st.ino + 1), (st.dev + 1, st.ino)] {
-            assert_eq!(enter(&*root, name, listed).err().unwrap().raw_os_error(), Some(libc::ESTALE));
-            assert_eq!(root.stat_entry(name).unwrap().mode, 0o100, "nothing was lent");
-        }
-        assert!(enter(&*root, name, (st.dev, st.ino)).is_ok());
-    }
-
-    #[test]
     fn a_mode_tells_nothing_on_a_store_without_modes() {
         let base = MemoryBackend::new().root().stat().unwrap();
         let st = |uid, mode| Stat { uid, mode, ..base };
@@ -545,11 +519,12 @@ mod tests {
     fn a_probe_that_was_left_is_cleared() {
         let dir = MemoryBackend::new().root();
         let uid = dir.stat().unwrap().uid;
-        let staging = Staging { dir: dir.clone(), made: Made { uid, keeps_owners: true, keeps_modes: true } };
+        let made = Made { uid, keeps_owners: true, keeps_modes: true };
+        let staging = Staging { dir: dir.clone(), made, left: Mutex::default() };
         let name = OsString::from(format!("{PROBE_PREFIX}00112233445566778899aabbccddeeff"));
         for (owner, is_cleared) in [(uid, true), (NOBODY, true), (NOBODY - 1, false)] {
             dir.create_file(&name).unwrap().set_owner(Some(owner), None).unwrap();
-            assert_eq!(staging.clear(&name).is_ok(), is_cleared, "{owner}");
+            assert_eq!(staging.clear(&name, &mut || true).is_ok(), is_cleared, "{owner}");
         }
     }
 

@@ -399,8 +399,7 @@ impl Vault {
         object: ObjectId,
     ) -> Result<()> {
         let name = stored.name.clone();
-        let is_last =
-            self.depart(Departing { dir: dir.clone(), stored, st, rest, is_last: false, is_dataset: false })?;
+        let is_last = self.depart(Departing { dir: dir.clone(), stored, st, rest, is_last: false, dataset: None })?;
         self.entry_gone(dir, &name, &st, is_last, object);
         Ok(())
     }

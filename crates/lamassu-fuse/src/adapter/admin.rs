@@ -94,7 +94,7 @@ impl<F: FileSystem> Shared<F> {
     fn freeze(&self, freezer: Option<HandleId>) -> Result<(), i32> {
         let _admin = self.admin.lock();
         // Changes that the gate holds back are carried out when it opens: not in a turn.
-        if self.fs.is_by_turns() {
+        if self.fs.hosts_take_turns() {
             return Err(libc::EXDEV);
         }
         if !self.gate.close() {

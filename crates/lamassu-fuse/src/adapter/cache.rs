@@ -65,7 +65,7 @@ impl<F: FileSystem> Shared<F> {
 
     /// How long the kernel may cache that a name does not exist.
     pub(super) fn absent(&self, parent: Ino, name: &OsStr) -> Duration {
-        if parent != ROOT || self.fs.is_by_turns() {
+        if parent != ROOT || self.fs.hosts_take_turns() {
             return self.name_ttl(parent, name);
         }
         let mut absent = self.absent.lock();

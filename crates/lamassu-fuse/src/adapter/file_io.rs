@@ -54,7 +54,7 @@ impl<F: FileSystem> Shared<F> {
     /// page cache would hold locks of pages, which must be dropped before the turn that it waits for.
     fn may_cache(&self, flags: OpenFlags) -> bool {
         let is_for_reading = flags.0 & libc::O_ACCMODE == libc::O_RDONLY;
-        self.cache != CacheMode::None && (is_for_reading || !self.fs.is_by_turns())
+        self.cache != CacheMode::None && (is_for_reading || !self.fs.hosts_take_turns())
     }
 
     /// Notes that a file was opened. Whether the handle is direct does not change while it is open.
@@ -293,7 +293,7 @@ impl<F: FileSystem> Shared<F> {
             self.drop_capability(ino, handle)?;
         }
         // If other hosts write too, the kernel does not know where a file ends.
-        let appends = direct && open_flags.0 & libc::O_APPEND != 0 && self.fs.is_by_turns();
+        let appends = direct && open_flags.0 & libc::O_APPEND != 0 && self.fs.hosts_take_turns();
         let mut done = if appends { self.fs.append(handle, data)? } else { 0 };
         while done < data.len() {
             match self.fs.write(handle, offset + done as u64, &data[done..])? {
@@ -325,7 +325,7 @@ impl<F: FileSystem> Shared<F> {
     /// The file is known to have none until one is set through this mount ([`Shared::set_xattr`]; the kernel's lock of
     /// the inode keeps the two apart), or in another host's turn.
     fn drop_capability(&self, ino: Ino, handle: HandleId) -> Result<()> {
-        let turn = self.fs.turns(ino).map_or(0, |turns| turns.number());
+        let turn = self.fs.join_turns(ino).map_or(0, |turns| turns.number());
         if self.without_capability.lock().get(&ino) == Some(&turn) {
             return Ok(());
         }

@@ -293,9 +293,9 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
         if self.0.fs.waits_for_keys(ino.0) {
             return self.0.write_aside(need, request, data.to_vec(), counted, reply);
         }
-        let turn = self.0.fs.turns(ino.0).and_then(|turns| turns.enter(need));
+        let turn = self.0.fs.join_turns(ino.0).and_then(|turns| turns.enter(need));
         // Most writes are carried out at once, without a copy of their data.
-        if self.0.fs.is_by_turns() == turn.is_some()
+        if self.0.fs.hosts_take_turns() == turn.is_some()
             && let Some(_pass) = self.0.gate.enter()
         {
             self.0.answer("write", || self.0.write(request, data, counted, reply));
@@ -320,7 +320,7 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
             s.close_locks(ino.0, lock_owner, move || send_empty("flush", done, reply));
         };
         // Where hosts take turns, it waits while a turn ends.
-        match self.0.fs.waits_for_keys(ino.0) || self.0.fs.is_by_turns() {
+        match self.0.fs.waits_for_keys(ino.0) || self.0.fs.hosts_take_turns() {
             true => self.0.sync(ino.0, "flush", flush),
             false => self.0.in_order(ino.0, "flush", flush),
         }
@@ -449,7 +449,7 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
 
     fn opendir(&self, req: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
         let how = match self.0.cache {
-            _ if self.0.fs.is_by_turns() => FopenFlags::empty(),
+            _ if self.0.fs.hosts_take_turns() => FopenFlags::empty(),
             CacheMode::None => FopenFlags::empty(),
             CacheMode::WriteBack | CacheMode::Through => FopenFlags::FOPEN_CACHE_DIR | FopenFlags::FOPEN_KEEP_CACHE,
         };

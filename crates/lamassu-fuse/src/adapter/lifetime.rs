@@ -100,9 +100,9 @@ impl<F: FileSystem> tuning::Mount for Shared<F> {
     fn with_handle(&self, ino: Ino, body: &mut dyn FnMut(HandleId)) {
         guarded("read ahead", || {
             // Held until the window is in the page cache: so the turn ends after that, and its end drops the window.
-            let turn = match self.fs.is_by_turns() {
+            let turn = match self.fs.hosts_take_turns() {
                 true => {
-                    let turns = self.fs.turns(ino).filter(|_| self.keeps(ino));
+                    let turns = self.fs.join_turns(ino).filter(|_| self.keeps(ino));
                     let Some(turn) = turns.and_then(|turns| turns.enter(Need::read_pages(ino, false))) else { return };
                     Some(turn)
                 }

@@ -257,7 +257,7 @@ impl<F: FileSystem> Shared<F> {
     /// A caller was interrupted.
     pub(super) fn interrupt(&self, unique: RequestId) -> std::result::Result<(), Errno> {
         // Only waits for locks can be interrupted.
-        if !self.fs.is_by_turns() {
+        if !self.fs.hosts_take_turns() {
             return Err(Errno::ENOSYS);
         }
         self.lock_waits.interrupt(unique);

@@ -148,7 +148,7 @@ impl<F: FileSystem> Shared<F> {
         let tuning = Arc::new(Tuning::new(options.keep_awake, fs.upkeep())?);
         // Other hosts would not see dirty pages of the kernel.
         let cache = match options.cache {
-            CacheMode::WriteBack if fs.is_by_turns() => CacheMode::Through,
+            CacheMode::WriteBack if fs.hosts_take_turns() => CacheMode::Through,
             cache => cache,
         };
         Ok(Arc::new(Shared {
@@ -216,7 +216,7 @@ impl<F: FileSystem> Shared<F> {
 
     /// Carries a request out now or, if several hosts take turns, in this host's next turn.
     fn in_turn(self: &Arc<Self>, about: About, need: Need, job: impl FnOnce(&Arc<Self>) + Send + 'static) {
-        if !self.fs.is_by_turns() {
+        if !self.fs.hosts_take_turns() {
             return job(self);
         }
         let shared = self.clone();
@@ -229,10 +229,10 @@ impl<F: FileSystem> Shared<F> {
     /// Calls `job` with the turns that a request needs.
     fn hold_turns(&self, about: About, need: Need, job: impl FnOnce([Option<Use>; 2]) + Send + 'static) {
         let (first, second) = match about {
-            About::Content(number) => (None, self.fs.turns(number)),
+            About::Content(number) => (None, self.fs.join_turns(number)),
             About::Shown(ino) => (None, self.fs.turns_that_show(ino)),
             About::Both(ino) => {
-                let (inner, outer) = (self.fs.turns(ino), self.fs.turns_that_show(ino));
+                let (inner, outer) = (self.fs.join_turns(ino), self.fs.turns_that_show(ino));
                 let is_one = matches!((&inner, &outer), (Some(inner), Some(outer)) if Arc::ptr_eq(inner, outer));
                 (outer.filter(|_| !is_one), inner)
             }
@@ -250,7 +250,7 @@ impl<F: FileSystem> Shared<F> {
     /// Whether two directories belong to one vault, as far as a turn is needed to know: without turns the file system
     /// tells.
     fn is_one(&self, dir: Ino, other: Ino) -> bool {
-        match (self.fs.turns(dir), self.fs.turns(other)) {
+        match (self.fs.join_turns(dir), self.fs.join_turns(other)) {
             (Some(one), Some(other)) => Arc::ptr_eq(&one, &other),
             (one, other) => one.is_some() == other.is_some(),
         }
@@ -358,7 +358,7 @@ impl<F: FileSystem> Adapter<F> {
         let can_expire = config.capabilities().contains(InitFlags::FUSE_HAS_EXPIRE_ONLY);
         self.0.may_keep.store(can_expire, Ordering::Relaxed);
         match self.0.cache {
-            _ if self.0.fs.is_by_turns() => {}
+            _ if self.0.fs.hosts_take_turns() => {}
             CacheMode::WriteBack => wanted |= InitFlags::FUSE_WRITEBACK_CACHE | InitFlags::FUSE_CACHE_SYMLINKS,
             CacheMode::Through => wanted |= InitFlags::FUSE_CACHE_SYMLINKS,
             CacheMode::None => {}
@@ -367,7 +367,7 @@ impl<F: FileSystem> Adapter<F> {
             wanted |= ACLS;
             self.0.acls.store(true, Ordering::Relaxed);
         }
-        if self.0.fs.is_by_turns() {
+        if self.0.fs.hosts_take_turns() {
             wanted |= InitFlags::FUSE_POSIX_LOCKS | InitFlags::FUSE_FLOCK_LOCKS;
         }
         let refused = config.add_capabilities(wanted & config.capabilities()).is_err();

@@ -24,7 +24,7 @@ fn not_permitted(op: &'static str) -> VaultError {
 impl<F: FileSystem> Shared<F> {
     /// Whether a caller's rights must be checked again.
     fn is_checked(&self, caller: Caller) -> bool {
-        !caller.is_root() && self.fs.is_by_turns()
+        !caller.is_root() && self.fs.hosts_take_turns()
     }
 
     /// Refuses to remove, move or replace the entry that has this name now, if the directory is sticky and neither it

@@ -45,7 +45,7 @@ impl<F: FileSystem> Shared<F> {
         if ino == ROOT && self.is_root_asked {
             return Duration::ZERO;
         }
-        if self.fs.is_by_turns() {
+        if self.fs.hosts_take_turns() {
             let Some(turns) = self.fs.turns_that_show(ino) else { return Duration::ZERO };
             let may_keep = self.keeps_in(&turns) && !self.is_written(ino) && self.fs.may_cache(ino);
             if may_keep && turns.may_keep(ino) { KEPT_FOR } else { Duration::ZERO }
@@ -60,10 +60,10 @@ impl<F: FileSystem> Shared<F> {
 
     /// How long a name, or its absence, may be cached.
     pub(super) fn name_ttl(&self, dir: Ino, name: &OsStr) -> Duration {
-        if !self.fs.is_by_turns() {
+        if !self.fs.hosts_take_turns() {
             return TTL;
         }
-        match self.fs.turns(dir) {
+        match self.fs.join_turns(dir) {
             Some(turns) if self.keeps_in(&turns) && turns.may_keep_name(dir, name) => KEPT_FOR,
             Some(_) | None => Duration::ZERO,
         }
@@ -76,12 +76,12 @@ impl<F: FileSystem> Shared<F> {
 
     /// Whether it may keep anything of this inode, if a turn is needed for that.
     pub(super) fn keeps(&self, ino: Ino) -> bool {
-        !self.fs.is_by_turns() || self.fs.turns(ino).is_some_and(|turns| self.keeps_in(&turns))
+        !self.fs.hosts_take_turns() || self.fs.join_turns(ino).is_some_and(|turns| self.keeps_in(&turns))
     }
 
     /// A name was moved: the kernel keeps its cached state under the new name.
     pub(super) fn moved(&self, names: [(Ino, &OsStr); 2]) {
-        if let Some(turns) = self.fs.turns(names[0].0) {
+        if let Some(turns) = self.fs.join_turns(names[0].0) {
             turns.is_moved(names);
         }
     }

@@ -2,18 +2,16 @@
 //! keeps the anchor of the vault around it. That vault's anchor says which datasets lie in it, so a store that shows
 //! another one there gets nobody any rights.
 
-use super::{Access, Anchors, Made, Open};
+use super::{Access, Anchors, Made};
 use crate::{Error, Result};
-use lamassu_anchor::head::Head;
-use lamassu_anchor::table::{DiskTable, Table};
 use lamassu_format::header::{VaultHeader, VaultId};
 use lamassu_format::name;
 use lamassu_keys::header_file;
-use lamassu_rpc::host::{Mirrored, give_up, put};
+use lamassu_rpc::host::{Mirrored, give_up};
 use lamassu_vault::anchor::is_dataset_of;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, MutexGuard, PoisonError};
+use std::sync::{MutexGuard, PoisonError};
 
 /// A dataset whose anchor stayed where it was when that of the vault around it moved to a server.
 #[derive(Debug)]
@@ -54,13 +52,8 @@ impl Anchors {
         if held.is_empty() {
             return Ok(held);
         }
-        let below = lamassu_vault::datasets_below(dir);
-        let mut below = below.map_err(|source| Error::CannotList { dir: dir.into(), source })?;
-        // A dataset after the one that it lies in.
-        below.sort();
-        for stored in below {
-            let header: VaultHeader = header_file::read(&dir.join(stored).join(name::HEADER))?;
-            let id = header.id();
+        for stored in below(dir)? {
+            let id = header_in(&dir.join(stored))?.id();
             // The header is not authenticated: only what an anchor around it has is removed.
             for at in 0..held.len() {
                 let (around, table) = &held[at];
@@ -76,8 +69,8 @@ impl Anchors {
 
     fn held_at_server(&self, dataset: &VaultId) -> Result<Option<Mirrored>> {
         let Some(server) = self.server_of(dataset)? else { return Ok(None) };
-        // Waits for a thread that is closing it.
-        let _ = self.opened().get(dataset).and_then(Open::get);
+        // A thread may be closing it.
+        drop(self.opened_unless_closing(dataset));
         let copy = self.usual(dataset).ok_or(Error::NoAnchorPlace)?;
         self.session(&server, dataset, Access::Write, &copy).map(Some)
     }
@@ -97,33 +90,27 @@ impl Anchors {
     }
 
     /// Puts the anchors of the datasets in the vault in `dir` at the server to which its own was moved. Those that the
-    /// vault's anchor does not know are left. The caller must keep writers out of all of them.
+    /// vault's anchor does not know are left, and datasets that have none. The caller must keep writers out of all of
+    /// them.
     ///
     /// # Errors
     /// Those of listing the datasets. A dataset whose anchor cannot be moved is in the result.
     pub fn move_datasets_to_server(&self, vault: &VaultId, dir: &Path, server: &str) -> Result<(usize, Vec<Stayed>)> {
-        let mut below =
-            lamassu_vault::datasets_below(dir).map_err(|source| Error::CannotList { dir: dir.into(), source })?;
-        // A dataset after the one that it lies in.
-        below.sort();
         let (mut known, mut stayed) = (HashMap::from([(PathBuf::new(), *vault)]), Vec::new());
-        for stored in below {
+        for stored in below(dir)? {
             let around = stored.ancestors().skip(1).find_map(|above| known.get(above)).copied().unwrap_or(*vault);
             match self.move_dataset(&dir.join(&stored), &around, server) {
-                Ok(Some(id)) => drop(known.insert(stored, id)),
-                Ok(None) => {}
+                Ok(id) => drop(known.insert(stored, id)),
                 Err(error) => stayed.push(Stayed { stored, error }),
             }
         }
         Ok((known.len() - 1, stayed))
     }
 
-    /// Returns the dataset's id; `None`: it has no anchor.
-    fn move_dataset(&self, dir: &Path, around: &VaultId, server: &str) -> Result<Option<VaultId>> {
-        let header: VaultHeader = header_file::read(&dir.join(name::HEADER))?;
-        if !header.is_anchored() {
-            return Ok(None);
-        }
+    /// Returns the dataset's id.
+    fn move_dataset(&self, dir: &Path, around: &VaultId, server: &str) -> Result<VaultId> {
+        let header = header_in(dir)?;
+        self.require(&header)?;
         let id = header.id();
         let (_, table) = self.look(around)?;
         // The header is not authenticated: it may name any vault of this host.
@@ -131,7 +118,7 @@ impl Anchors {
             return Err(super::proof::outdated(super::proof::HEADER));
         }
         self.move_to_server_in(&id, server, Some(*around))?;
-        Ok(Some(id))
+        Ok(id)
     }
 
     /// The vault around the dataset in a directory of the store, if its anchor is at this server and has the dataset
@@ -139,11 +126,23 @@ impl Anchors {
     pub(super) fn around_at_server(&self, dataset: &VaultId, dir: &Path, server: &str) -> Option<VaultId> {
         let dir = dir.canonicalize().ok()?;
         let above = dir.ancestors().skip(1).find(|above| above.join(name::HEADER).exists())?;
-        let around = header_file::read::<VaultHeader>(&above.join(name::HEADER)).ok()?.id();
+        let around = header_in(above).ok()?.id();
         let is_there = self.server_of(&around).ok()?.is_some_and(|its| its == server);
         let (_, table) = is_there.then(|| self.look(&around).ok())??;
         is_dataset_of(&table, dataset).ok()?.then_some(around)
     }
+}
+
+/// The datasets in a directory of the store, by their paths in it, each after the one that it lies in.
+fn below(dir: &Path) -> Result<Vec<PathBuf>> {
+    let mut below =
+        lamassu_vault::datasets_below(dir).map_err(|source| Error::CannotList { dir: dir.into(), source })?;
+    below.sort();
+    Ok(below)
+}
+
+fn header_in(dir: &Path) -> Result<VaultHeader> {
+    Ok(header_file::read(&dir.join(name::HEADER))?)
 }
 
 impl Made {
@@ -158,10 +157,7 @@ impl Made {
             self.anchors.opened().remove(&self.vault);
             // Those who registered the header have it open no longer.
             debug_assert!(while_open.is_none_or(|open| open.strong_count() == 0));
-            let table = Arc::new(DiskTable::open(&self.path)?);
-            table.commit(&[Head::none()])?;
-            self.anchors.remember_server(&self.vault, &server)?;
-            put(&connection, self.vault, Some(*around), &table)?;
+            self.anchors.put_file((&server, &connection), (&self.vault, Some(*around)), &self.path)?;
         }
         self.is_kept = true;
         Ok(())

@@ -125,14 +125,14 @@ impl Open {
         Open { anchor: Arc::downgrade(anchor), while_open: anchor.while_open(), access, has_left: false }
     }
 
-    /// The anchor, if it is open. Waits for a thread that is closing it, since its file is locked until then.
+    /// The anchor, if it is open.
     fn get(&self) -> Option<Arc<Anchor>> {
-        let anchor = self.anchor.upgrade().filter(|_| !self.has_left);
-        let until = Instant::now() + CLOSING_MAX;
-        while anchor.is_none() && self.while_open.strong_count() > 0 && Instant::now() < until {
-            std::thread::sleep(CLOSING_POLL);
-        }
-        anchor
+        self.anchor.upgrade().filter(|_| !self.has_left)
+    }
+
+    /// Whether a thread is closing it: its file is locked until then.
+    fn is_closing(&self) -> bool {
+        (self.has_left || self.anchor.strong_count() == 0) && self.while_open.strong_count() > 0
     }
 }
 
@@ -175,19 +175,32 @@ impl Anchors {
         self.shared.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The same, as soon as no thread is closing the anchor of this vault. Others use the map meanwhile.
+    fn opened_unless_closing(&self, vault: &VaultId) -> MutexGuard<'_, HashMap<VaultId, Open>> {
+        let until = Instant::now() + CLOSING_MAX;
+        loop {
+            let opened = self.opened();
+            if !opened.get(vault).is_some_and(Open::is_closing) || Instant::now() >= until {
+                return opened;
+            }
+            drop(opened);
+            std::thread::sleep(CLOSING_POLL);
+        }
+    }
+
     /// Opens the anchor of a vault, or returns the open one.
     ///
     /// # Errors
     /// [`AnchorError`]; [`Error::NoAnchorPlace`], [`Error::Local`]; [`Error::NoTurn`] between turns, or in one for
     /// reading.
     pub fn open(&self, vault: &VaultId, access: Access) -> Result<Arc<Anchor>> {
-        let mut opened = self.opened();
+        let mut opened = self.opened_unless_closing(vault);
         let there = opened.get(vault).and_then(|open| Some((open.get()?, open.access)));
         if let Some((anchor, _)) = there.filter(|(_, has)| access == Access::Read || *has == Access::Write) {
             return Ok(anchor);
         }
         // A command opens one vault by turns itself; datasets in it follow by `Anchors::begin_turns`.
-        if self.takes_turns() {
+        if self.has_sessions_by_turns() {
             return Err(Error::NoTurn);
         }
         let path = self.file_of(vault)?.ok_or(Error::NoAnchorPlace)?;
@@ -266,7 +279,7 @@ impl Anchors {
             (Choice::Unverified, _) => Ok(None),
             (_, true) => self.open(&id, access).map(Some),
             (Choice::File(_) | Choice::Server(_), false) if self.is_chosen_for(&id) => Err(Error::NotAnchored),
-            (Choice::File(_) | Choice::Server(_) | Choice::Remembered, false) => match self.is_there(&id)? {
+            (Choice::File(_) | Choice::Server(_) | Choice::Remembered, false) => match self.is_anywhere(&id)? {
                 true => Err(proof::outdated(proof::HEADER)),
                 false => Ok(None),
             },
@@ -290,7 +303,7 @@ impl Anchors {
         self.are_used()?;
         match header.is_anchored() {
             true => Ok(()),
-            false if self.is_there(&header.id())? => Err(proof::outdated(proof::HEADER)),
+            false if self.is_anywhere(&header.id())? => Err(proof::outdated(proof::HEADER)),
             false => Err(Error::Unanchored),
         }
     }
@@ -307,7 +320,12 @@ impl Anchors {
         }
     }
 
-    /// Whether there is an anchor of this vault.
+    /// Whether there is an anchor of this vault here, or at the server that keeps it or that of the vault around it.
+    fn is_anywhere(&self, vault: &VaultId) -> Result<bool> {
+        Ok(self.is_there(vault)? || self.is_at_server(vault)?)
+    }
+
+    /// Whether there is an anchor of this vault on this host.
     fn is_there(&self, vault: &VaultId) -> Result<bool> {
         Ok(self.file_of(vault)?.is_some_and(|path| path.symlink_metadata().is_ok()))
     }

@@ -103,8 +103,8 @@ impl Anchors {
         self.shared.turns.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether there is a session by turns.
-    pub(super) fn takes_turns(&self) -> bool {
+    /// Whether this process uses a vault by turns.
+    pub(super) fn has_sessions_by_turns(&self) -> bool {
         !self.turns().is_empty()
     }
 
@@ -182,6 +182,16 @@ impl Anchors {
         Ok(table)
     }
 
+    /// Whether an anchor of this vault is at the server where this host would look for it.
+    pub(super) fn is_at_server(&self, vault: &VaultId) -> Result<bool> {
+        let Some(server) = self.server_of(vault)? else { return Ok(false) };
+        match Session::begin(&self.connection(&server)?, *vault, Mode::Shared, None) {
+            Err(AnchorError::Server { fault: ServerFault::UnknownVault, .. }) => Ok(false),
+            Err(AnchorError::Server { fault: ServerFault::InUse { .. }, .. }) => Ok(true),
+            begun => Ok(begun.map(|_| true)?),
+        }
+    }
+
     /// Brings the copy of a server's anchor up to date before it is read, unless a process of this host is writing it.
     pub(super) fn bring_copy_up_to_date(&self, vault: &VaultId, copy: &Path) -> Result<()> {
         let Some(server) = self.server_of(vault)? else { return Ok(()) };
@@ -224,19 +234,29 @@ impl Anchors {
             make_dir_of(&usual)?;
             self.move_file(vault, &from, &usual)?;
         }
-        let table = Arc::new(DiskTable::open(&usual)?);
-        Anchor::open(table.clone(), vault)?;
+        Anchor::open(Arc::new(DiskTable::open(&usual)?), vault)?;
+        self.put_file((server, &connection), (vault, around), &usual).map_err(|error| match error.innermost() {
+            // The server says that it has not accepted the anchor.
+            Error::Vault(VaultError::Anchor(AnchorError::Server {
+                fault: ServerFault::Refused { .. } | ServerFault::Policy { .. } | ServerFault::Untrusted { .. },
+                ..
+            })) => self.remember(vault, &usual).err().unwrap_or(error),
+            _ => error,
+        })
+    }
+
+    /// Sends the rows of an anchor's file to a server, which is remembered first. The file becomes this host's copy.
+    pub(super) fn put_file(
+        &self,
+        (server, connection): (&str, &Connection),
+        (vault, around): (&VaultId, Option<VaultId>),
+        file: &Path,
+    ) -> Result<()> {
+        let table = Arc::new(DiskTable::open(file)?);
         // An anchor that was taken back from another server still has that server's head.
         table.commit(&[Head::none()])?;
         self.remember_server(vault, server)?;
-        put(&connection, *vault, around, &table).map_err(|error| match &error {
-            // The server says that it has not accepted the anchor.
-            AnchorError::Server {
-                fault: ServerFault::Refused { .. } | ServerFault::Policy { .. } | ServerFault::Untrusted { .. },
-                ..
-            } => self.remember(vault, &usual).err().unwrap_or(error.into()),
-            _ => error.into(),
-        })
+        Ok(put(connection, *vault, around, &table)?)
     }
 
     /// Takes a vault's anchor back from its server into a new file. The caller must keep writers out.

@@ -10,7 +10,7 @@ use lamassu_format::name;
 use lamassu_keys::history::EventKind;
 use lamassu_keys::{Event, Material, Update, unlock};
 use std::fs;
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 
 const VAULT: VaultId = VaultId([7; 16]);
@@ -352,16 +352,17 @@ fn what_the_anchor_refuses_is_not_in_the_history() {
     assert_eq!(fs::read(vault.join(name::HISTORY)).unwrap(), before);
 }
 
-/// A table that takes a moment to be closed, and tells when that begins.
+/// A table that tells when its closing begins, and goes on when it is told.
 struct SlowToClose {
     table: Arc<DiskTable>,
     closing: Sender<()>,
+    goes_on: Mutex<Receiver<()>>,
 }
 
 impl Drop for SlowToClose {
     fn drop(&mut self) {
         self.closing.send(()).unwrap();
-        thread::sleep(Duration::from_millis(50));
+        self.goes_on.lock().unwrap().recv().unwrap();
     }
 }
 
@@ -379,19 +380,29 @@ impl Table for SlowToClose {
     }
 }
 
-/// One thread closes an anchor as another one opens it: the file is still locked then, by this process.
+/// One thread closes an anchor as another one opens it: the file is still locked then, by this process. Whoever opens
+/// another anchor does not wait.
 #[test]
-fn an_anchor_that_this_process_is_closing_is_waited_for() {
+fn an_anchor_that_this_process_is_closing_is_waited_for_by_nobody_else() {
     let host = Host::new();
-    let usual = host.anchors.usual(&VAULT).unwrap();
-    let _ = host.make(VAULT, &usual).unwrap().keep();
-    let (closing, has_begun) = channel();
-    let table = SlowToClose { table: Arc::new(DiskTable::open(&usual).unwrap()), closing };
+    for vault in [VAULT, OTHER] {
+        let _ = host.make(vault, &host.anchors.usual(&vault).unwrap()).unwrap().keep();
+    }
+    let ((closing, has_begun), (go_on, goes_on)) = (channel(), channel());
+    let table = Arc::new(DiskTable::open(&host.anchors.usual(&VAULT).unwrap()).unwrap());
+    let table = SlowToClose { table, closing, goes_on: Mutex::new(goes_on) };
     let anchor = Arc::new(Anchor::open(Arc::new(table), &VAULT).unwrap());
     host.anchors.opened().insert(VAULT, Open::of(&anchor, Access::Write));
     thread::scope(|scope| {
         scope.spawn(move || drop(anchor));
         has_begun.recv().unwrap();
-        host.anchors.open(&VAULT, Access::Write).unwrap();
+        let opens = scope.spawn(|| host.anchors.open(&VAULT, Access::Write).map(drop));
+        // Long enough for that thread to wait.
+        for _ in 0..50 {
+            drop(host.anchors.open(&OTHER, Access::Write).unwrap());
+            thread::sleep(Duration::from_millis(2));
+        }
+        go_on.send(()).unwrap();
+        opens.join().unwrap().unwrap();
     });
 }

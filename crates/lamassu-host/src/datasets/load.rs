@@ -6,10 +6,10 @@ use crate::{Error, Result, turns};
 use lamassu_anchor::{AnchorError, ServerFault};
 use lamassu_keys::history::EventKind;
 use lamassu_keys::{Event, Material, admin};
-use lamassu_vault::Ino;
-use lamassu_vault::VaultError;
 use lamassu_vault::forest::{Number, ROOT_MEMBER, root_of};
 use lamassu_vault::turns::Need;
+use lamassu_vault::{FileSystem, Ino, VaultError};
+use std::ffi::OsStr;
 
 /// The error for a dataset that another host uses.
 fn in_use(error: Error) -> Error {
@@ -50,18 +50,43 @@ impl Served {
             self.note(above, event);
             Ok((place, anchor))
         });
-        let ((dir, name), anchor) = removed.inspect_err(|_| {
+        let (((dir, name), rest), anchor) = removed.inspect_err(|_| {
             // It is still there. With turns, the next request opens it again.
-            if self.is_by_turns() {
+            if self.hosts_take_turns() {
                 let _ = self.forest().take_turns_again(member);
             }
         })?;
         self.forest().changed_beside_kernel(dir, &name);
         let left = left.or_else(|| anchors.remove_held(&id, anchor).err().map(|error| error.message()));
+        if let Some(rest) = rest {
+            self.delete_destroyed(above, &rest);
+        }
         Ok(left.map(|why| {
             tracing::warn!(why, "the anchor of the dataset that was destroyed is left");
             format!("the anchor of dataset {id} is left, since {why}")
         }))
+    }
+
+    /// Deletes a dataset that was destroyed, in as many turns as other hosts want between. What is left in the end is
+    /// deleted when the next turns begin, on any host.
+    fn delete_destroyed(&self, above: Number, name: &OsStr) {
+        let root = root_of(above);
+        loop {
+            let Some(turn) = turns::hold(self.forest(), root, Need::CHANGE) else { return };
+            let turns = self.forest().join_turns(root);
+            let is_to_end = || turns.as_ref().is_none_or(|turns| turns.is_to_end());
+            let vault = self.forest().vault(above).ok_or(VaultError::KeyNotLoaded);
+            let done = vault.and_then(|vault| vault.delete_destroyed(name, &is_to_end));
+            drop(turn);
+            match done {
+                Ok(true) => return,
+                Ok(false) => {}
+                Err(error) => {
+                    let text = "a destroyed dataset stays in lamassu.staging until the next turns";
+                    return tracing::warn!(entry = %name.to_string_lossy(), %error, "{text}");
+                }
+            }
+        }
     }
 
     /// Closes a vault and those in it, and drops their keys.
@@ -79,7 +104,7 @@ impl Served {
     pub fn load(&self, caller: &Caller, dir: Ino, brought: Option<(&Material, Option<u32>)>) -> Result<()> {
         let member = self.member(dir)?;
         self.may_work_in(caller, dir)?;
-        if self.is_by_turns() {
+        if self.hosts_take_turns() {
             return self.load_by_turns(caller, member, brought);
         }
         let Some((material, slot)) = brought else {

@@ -14,7 +14,7 @@ use std::sync::{Arc, mpsc};
 /// A thread that holds a vault must not wait for it again: the second wait may be for the next turn. If it holds
 /// several, then a vault before the datasets in it.
 pub(crate) fn hold(forest: &Forest, ino: Ino, need: Need) -> Option<Use> {
-    held(forest.turns(ino)?, need)
+    held(forest.join_turns(ino)?, need)
 }
 
 /// The same for the attributes of an inode.
@@ -33,7 +33,7 @@ fn held(turns: Arc<Turns>, need: Need) -> Option<Use> {
 /// # Errors
 /// Those of resolving the path.
 pub(crate) fn hold_along(forest: &Arc<Forest>, member: Number, path: &Path, need: Need) -> Result<Vec<Use>> {
-    if !forest.is_by_turns() {
+    if !forest.hosts_take_turns() {
         return Ok(Vec::new());
     }
     let mut at = member;
@@ -60,7 +60,7 @@ pub(crate) fn hold_stored(
     stored: &Path,
     need: Need,
 ) -> Result<Option<Use>> {
-    if !forest.is_by_turns() {
+    if !forest.hosts_take_turns() {
         return Ok(None);
     }
     let plain = above.plain_path(stored)?;

@@ -303,3 +303,22 @@ fn alerts_of_a_vault_are_bounded_and_the_rest_is_counted() {
     let last = copy.alerts(0, 10).expect("reads").pop().expect("there is one");
     assert!(last.number > ALERTS_MAX && last.finding.path == "b");
 }
+
+/// The server ends after it has got an anchor, or before it has put it away: at its start it finds it, and knows the
+/// vault that it lies in.
+#[test]
+fn an_anchor_that_is_found_lies_where_it_was_put() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (vault, inner) = (VaultId([7; 16]), VaultId([8; 16]));
+    let state = State::make(dir.path()).expect("opens");
+    state.note_kept("h", &vault, None).expect("writes");
+    state.will_keep(&inner, Some(&vault)).expect("writes");
+    assert_eq!(state.around(&inner), None, "it is not here yet");
+    drop(state);
+    for _ in 0..2 {
+        let state = State::make(dir.path()).expect("opens");
+        state.note_found(&inner).expect("writes");
+        assert_eq!(state.around(&inner), Some(vault));
+        state.will_put_away(&inner).expect("writes");
+    }
+}

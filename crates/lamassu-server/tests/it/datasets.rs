@@ -416,3 +416,125 @@ fn a_dataset_with_a_key_of_its_own_opens_where_that_is_loaded() {
     assert_eq!(lab.vaults().len(), 1);
     unmounted_and_checked(&lab, &hosts);
 }
+
+/// What was left of datasets that were destroyed.
+fn left(lab: &Lab) -> bool {
+    let entries = fs::read_dir(lab.path("store/v/lamassu.staging")).unwrap();
+    entries.flatten().any(|entry| entry.file_name().to_str().is_some_and(|name| name.starts_with("dataset-")))
+}
+
+/// A dataset with many entries. They are made in the store, which is faster, and deleted with the rest.
+fn large(lab: &Lab, host: Host<'_>) {
+    host.run(&format!("dataset create m-{}/p", host.name)).ok();
+    host.write("p/f", "one").unwrap();
+    let dataset = lab.path(&the_dataset_in(lab, "store/v"));
+    (0..40_000).for_each(|number| drop(File::create(dataset.join(format!("entry{number}"))).unwrap()));
+}
+
+/// How often a host can change the vault from beginning to end while a dataset is being deleted, until `is_over`.
+fn turns_between(lab: &Lab, host: Host<'_>, is_over: impl Fn(usize) -> bool) -> usize {
+    let mut between = 0;
+    while !is_over(between) {
+        let before = left(lab);
+        host.write("other", "text").unwrap();
+        between += usize::from(before && left(lab));
+    }
+    between
+}
+
+/// The tree of a dataset that is destroyed is deleted turn by turn.
+#[test]
+fn a_large_dataset_is_destroyed_while_others_use_the_vault_around_it() {
+    let lab = Lab::with_term(5);
+    let hosts = shared(&lab);
+    let [a, b, _] = hosts;
+    large(&lab, a);
+    std::thread::scope(|scope| {
+        let destroys = scope.spawn(|| a.run("dataset destroy m-a/p"));
+        let between = turns_between(&lab, b, |_| destroys.is_finished());
+        destroys.join().unwrap().ok();
+        assert!(between > 1, "{between} turns of others");
+    });
+    assert!(!left(&lab));
+    assert_eq!(listed(&a.file("")), ["other"]);
+    unmounted_and_checked(&lab, &hosts);
+}
+
+/// What a host that is killed meanwhile has not deleted, the next turns do, each a part.
+#[test]
+fn what_a_killed_host_has_left_of_a_dataset_others_delete() {
+    let lab = Lab::with_term(5);
+    let hosts = shared(&lab);
+    let [a, b, _] = hosts;
+    large(&lab, a);
+    std::thread::scope(|scope| {
+        scope.spawn(|| a.run("dataset destroy m-a/p"));
+        turns_between(&lab, b, |between| between > 0);
+        kill(a.daemon(), "-KILL");
+        let _ = Command::new("umount").arg("-l").arg(a.file("")).output();
+    });
+    assert!(left(&lab), "everything was deleted before the host was killed");
+    until("the rest is deleted", || {
+        b.write("other", "text").unwrap();
+        !left(&lab)
+    });
+    unmounted_and_checked(&lab, &hosts[1..]);
+}
+
+/// A header from before a dataset had an anchor, by which it would be read unverified.
+#[test]
+fn a_dataset_whose_anchor_the_server_has_is_not_believed_to_have_none() {
+    let lab = Lab::new();
+    let [a, b] = ["a", "b"].map(|name| lab.joined(name));
+    a.run("init --anchor none store/v").ok();
+    a.run("mount store/v m-a").ok();
+    for dataset in ["p", "q"] {
+        a.run(&format!("dataset create m-a/{dataset}")).ok();
+        a.write(&format!("{dataset}/f"), dataset).unwrap();
+    }
+    a.umount().ok();
+    let datasets = datasets_in(&lab, "store/v");
+    let [anchored, other] = &datasets[..] else { panic!("{datasets:?}") };
+    for file in ["lamassu.vault", "lamassu.history"] {
+        copy(&lab.path(anchored).join(file), &lab.path(file));
+    }
+    a.run("anchor rebuild store/v").ok();
+    a.run(&format!("anchor rebuild {anchored}")).ok();
+    let id = a.id("store/v");
+    [a, b].iter().for_each(|host| lab.grant(*host, &id));
+    // One without an anchor stays behind, and that is said.
+    let told = a.run(&format!("anchor move store/v {}", lab.url())).ok();
+    told.says("those of 1 datasets").says(&format!("{other}\" was skipped")).says("not anchored");
+    for file in ["lamassu.vault", "lamassu.history"] {
+        copy(&lab.path(file), &lab.path(anchored).join(file));
+    }
+    let opened = ["p", "q"].map(|name| b.run(&format!("cat --anchor {} store/v {name}/f", lab.url())));
+    let codes = opened.map(|ran| ran.code);
+    assert!(codes == [30, 0] || codes == [0, 30], "{codes:?}");
+    b.run(&format!("check --anchor {} store/v", lab.url())).code(30);
+}
+
+/// How a dataset is verified is in its header, which another host may change.
+#[test]
+fn a_dataset_is_verified_as_the_newest_header_says() {
+    let lab = Lab::new();
+    let hosts = shared(&lab);
+    let [a, b, _] = hosts;
+    a.run("dataset create m-a/p").ok();
+    a.run("dataset set m-a/p integrity=metadata").ok();
+    let text = "text ".repeat(20_000);
+    b.write("p/f", &text).unwrap();
+    assert_eq!(fs::read_to_string(a.file("p/f")).unwrap(), text);
+    let dataset = lab.path(&the_dataset_in(&lab, "store/v"));
+    let files = fs::read_dir(dataset).unwrap().map(|entry| entry.unwrap().path());
+    let file = files.into_iter().find(|path| path.symlink_metadata().unwrap().len() > 100_000).unwrap();
+    let mut bytes = fs::read(&file).unwrap();
+    let at = bytes.len() - 6_000;
+    bytes[at] ^= 1;
+    fs::write(&file, bytes).unwrap();
+    b.write("p/other", "a turn of another host").unwrap();
+    assert_ne!(fs::read(a.file("p/f")).unwrap(), text.as_bytes(), "the damage is not where contents are");
+    b.run("dataset set m-b/p integrity=full").ok();
+    assert_eq!(fs::read(a.file("p/f")).unwrap_err().raw_os_error(), Some(libc::EIO));
+    hosts.iter().for_each(|host| drop(host.umount().ok()));
+}

@@ -28,8 +28,8 @@ pub(crate) struct Departing {
     pub rest: Option<OsString>,
     /// whether its object has no other name
     pub is_last: bool,
-    /// whether it is the root of a dataset, which is removed with its content
-    pub is_dataset: bool,
+    /// of the root of a dataset, which is removed with its content: its name in the staging directory
+    pub dataset: Option<OsString>,
 }
 
 /// All pending removals, by the number of their intent.
@@ -190,8 +190,8 @@ impl Vault {
 
     fn remove_from_store(&self, departing: &Departing) -> Result<()> {
         let Departing { dir, stored, st, .. } = departing;
-        if departing.is_dataset {
-            self.unstage_dataset(&*dir.handle, &stored.name, st)?;
+        if let Some(dataset) = &departing.dataset {
+            self.unstage_dataset(&*dir.handle, &stored.name, st, dataset)?;
         } else if st.kind == Kind::Dir {
             self.clear_unrecorded(departing)?;
             self.unstage_dir(&*dir.handle, &stored.name, st)?;

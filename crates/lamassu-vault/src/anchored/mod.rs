@@ -36,7 +36,7 @@ pub(crate) use depart::Departing;
 pub(crate) use entries::over_row;
 pub(crate) use make::{Fresh, TRIES_MAX};
 pub(crate) use moves::Moving;
-pub(crate) use recover::{MovesLeft, RECOVERY_STEP};
+pub(crate) use recover::{MovesLeft, RECOVERY_STEP, is_absent};
 pub(crate) use take::shown as shown_attrs;
 pub(crate) use trees::TreeFiles;
 

@@ -17,7 +17,7 @@ use crate::stored::{is_entry_empty, rename_no_replace};
 use crate::symlink;
 use crate::{RenameMode, Result, Vault, VaultError};
 use lamassu_anchor::row::{Content, Intent, Over};
-use lamassu_anchor::{EntryPlace, EntryRow, ObjectId, Token};
+use lamassu_anchor::{AnchorError, EntryPlace, EntryRow, ObjectId, Token};
 use lamassu_format::name::{Stored, classify, companion_name};
 use lamassu_store::BackendDir;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -352,19 +352,18 @@ impl Vault {
     }
 
     fn step_to(&self, anchored: &Anchored, parent: crate::Ino, place: EntryPlace) -> Result<crate::Ino> {
-        let found = self.met_in(anchored, parent, place.dir, &HashSet::from([place.name]))?;
-        found.first().copied().ok_or(VaultError::NotFound)
+        let found = self.met_in(anchored, parent, place.dir, &|name| name == place.name)?;
+        found.into_iter().next().map_or(Err(VaultError::NotFound), |(_, met)| met)
     }
 
-    /// The nodes of entries of a directory, which is this object, each with a reference. Names that the store does not
-    /// show are left out.
+    /// The nodes of entries of a directory, which is this object. Names that the store does not show are left out.
     fn met_in(
         &self,
         anchored: &Anchored,
         parent: crate::Ino,
         object: ObjectId,
-        names: &HashSet<Token>,
-    ) -> Result<Vec<crate::Ino>> {
+        is_wanted: &dyn Fn(Token) -> bool,
+    ) -> Result<Vec<Reached>> {
         let _tree = self.tree.read();
         let _names = self.names_of(parent).read();
         let dir = self.dir(parent)?;
@@ -373,19 +372,17 @@ impl Vault {
         }
         let listed = dir.handle.read_dir().map_err(io("list a directory"))?;
         let mut met = Vec::new();
-        for entry in listed.iter().filter(|entry| names.contains(&anchored.place(object, &entry.name).name)) {
+        for entry in &listed {
+            let token = anchored.place(object, &entry.name).name;
+            if !is_wanted(token) {
+                continue;
+            }
             let found = match self.shown(&dir, &entry.name) {
-                Ok(Some(st)) => self.referenced(&dir, &entry.name, &st),
+                Ok(Some(st)) => self.referenced(&dir, &entry.name, &st).map(|(found, _)| found.ino),
                 Ok(None) => continue,
                 Err(error) => Err(error),
             };
-            match found {
-                Ok((found, _)) => met.push(found.ino),
-                Err(error) => {
-                    met.iter().for_each(|ino| self.forget(*ino, 1));
-                    return Err(error);
-                }
-            }
+            met.push((token, found));
         }
         Ok(met)
     }
@@ -393,34 +390,80 @@ impl Vault {
     /// Lets the node of a file have all its names. Each directory is listed once.
     pub(super) fn meet_all_names(&self, anchored: &Anchored, object: ObjectId) -> Result<()> {
         for (dir, names) in by_directory(anchored.anchor.names_of(object)?) {
-            self.nodes_in(anchored, dir, &names)?.into_iter().for_each(|ino| self.forget(ino, 1));
+            let met = self.met_at(anchored, dir, &|name| names.contains(&name))?;
+            let met = met.into_iter().map(|(_, met)| met).collect();
+            self.all_or_none(met)?.into_iter().for_each(|ino| self.forget(ino, 1));
         }
         Ok(())
     }
 
-    /// The nodes of what is recorded at places, each with a reference. Places that cannot be reached are left out.
+    /// The nodes of what is recorded at places, each with a reference. What is not there is left out.
+    ///
+    /// # Errors
+    /// Those of the store and the anchor.
     pub(crate) fn nodes_at(
         &self,
         anchored: &Anchored,
         places: impl IntoIterator<Item = EntryPlace>,
-    ) -> Vec<crate::Ino> {
-        let in_dir = |(dir, names)| self.nodes_in(anchored, dir, &names).unwrap_or_default();
-        by_directory(places).into_iter().flat_map(in_dir).collect()
+    ) -> Result<Vec<crate::Ino>> {
+        let mut all = Vec::new();
+        for (dir, names) in by_directory(places) {
+            match self.met_at(anchored, dir, &|name| names.contains(&name)) {
+                Ok(met) => all.extend(met.into_iter().map(|(_, met)| met)),
+                Err(error) => all.push(Err(error)),
+            }
+        }
+        all.retain(|met| !met.as_ref().is_err_and(is_absent));
+        self.all_or_none(all)
     }
 
-    /// The nodes of entries of a directory, each with a reference.
-    fn nodes_in(&self, anchored: &Anchored, dir: ObjectId, names: &HashSet<Token>) -> Result<Vec<crate::Ino>> {
+    /// Returns the first error, and then gives all references back.
+    fn all_or_none(&self, met: Vec<Result<crate::Ino>>) -> Result<Vec<crate::Ino>> {
+        let (mut inos, mut failed) = (Vec::new(), None);
+        for met in met {
+            match met {
+                Ok(ino) => inos.push(ino),
+                Err(error) => drop(failed.get_or_insert(error)),
+            }
+        }
+        let Some(error) = failed else { return Ok(inos) };
+        inos.into_iter().for_each(|ino| self.forget(ino, 1));
+        Err(error)
+    }
+
+    /// The nodes of entries of a directory. Names that the store does not show are left out.
+    ///
+    /// # Errors
+    /// Those of the directory: [`is_absent`] if it is gone, or was never reached.
+    pub(crate) fn met_at(
+        &self,
+        anchored: &Anchored,
+        dir: ObjectId,
+        is_wanted: &dyn Fn(Token) -> bool,
+    ) -> Result<Vec<Reached>> {
         let row = if dir == ObjectId::ROOT { None } else { Some(anchored.anchor.row(dir)?) };
         let parent = match row.map(|row| row.content) {
             None => crate::ROOT,
             Some(Content::Dir { parent, name, .. }) => self.reach(anchored, EntryPlace { dir: parent, name })?,
             Some(_) => return Err(VaultError::NotDirectory),
         };
-        let met = self.met_in(anchored, parent, dir, names);
+        let met = self.met_in(anchored, parent, dir, is_wanted);
         if parent != crate::ROOT {
             self.forget(parent, 1);
         }
         met
+    }
+}
+
+/// An entry that was looked for: its node, with a reference.
+pub(crate) type Reached = (Token, Result<crate::Ino>);
+
+/// Whether an error says that nothing is there, and not that nobody could look.
+pub(crate) fn is_absent(error: &VaultError) -> bool {
+    match error {
+        VaultError::Stale | VaultError::NotFound | VaultError::NotDirectory => true,
+        VaultError::Anchor(error) => matches!(error, AnchorError::Unknown { .. }),
+        _ => false,
     }
 }
 

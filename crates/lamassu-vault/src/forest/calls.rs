@@ -61,7 +61,7 @@ impl Forest {
     /// entry in the vault around it says: another host may have changed that.
     fn to_change(&self, ino: Ino) -> Result<Arc<Vault>> {
         let (vault, member) = (self.at(ino)?, member_of(ino));
-        if self.are_by_turns() && member != ROOT_MEMBER && local(ino) == ROOT {
+        if self.hosts_take_turns() && member != ROOT_MEMBER && local(ino) == ROOT {
             let slot = self.slot(member)?;
             self.dataset_root_attr(&slot)?;
             slot.entry.lock().iter().for_each(|entry| vault.root_permissions.follow(*entry));
@@ -164,7 +164,7 @@ impl FileSystem for Forest {
     // All vaults that are open; none is opened until the thaw. `EBUSY` while one is loaded, unloaded or destroyed.
     fn freeze(&self) -> Result<()> {
         // Another host would write in the next turn.
-        if self.are_by_turns() {
+        if self.hosts_take_turns() {
             return Err(errno("freeze what hosts have in turn", libc::EXDEV));
         }
         // Does not wait: unloading waits for requests of the kernel, which a front-end holds back while it freezes.
@@ -294,11 +294,11 @@ impl FileSystem for Forest {
         self.of(handle)?.append(local_handle(handle), data)
     }
 
-    fn is_by_turns(&self) -> bool {
-        self.are_by_turns()
+    fn hosts_take_turns(&self) -> bool {
+        self.hosts_take_turns()
     }
 
-    fn turns(&self, number: u64) -> Option<Arc<Turns>> {
+    fn join_turns(&self, number: u64) -> Option<Arc<Turns>> {
         self.queue_of(member_of(number))
     }
 

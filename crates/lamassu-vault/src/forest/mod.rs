@@ -151,7 +151,7 @@ pub struct Forest {
     used: AtomicBool,
     idle: Mutex<Idle>,
     /// Whether other hosts take turns with the mount's own vault.
-    is_by_turns: AtomicBool,
+    hosts_take_turns: AtomicBool,
 }
 
 /// When everything is unloaded because it is idle.
@@ -192,7 +192,7 @@ impl Forest {
             frozen: AtomicBool::new(false),
             used: AtomicBool::new(true),
             idle: Mutex::new(Idle { after: None, since: Instant::now() }),
-            is_by_turns: AtomicBool::new(false),
+            hosts_take_turns: AtomicBool::new(false),
         }))
     }
 
@@ -251,7 +251,7 @@ impl Forest {
         let known = self.table.read().get(&member).map(|slot| slot.loaded().ok_or_else(|| slot.clone()));
         match known {
             Some(Ok(vault)) => Ok(vault),
-            Some(Err(_)) if self.are_by_turns() => Err(self.not_open(member)),
+            Some(Err(_)) if self.hosts_take_turns() => Err(self.not_open(member)),
             Some(Err(slot)) => self.open_slot(&slot),
             None => Err(VaultError::Stale),
         }
@@ -460,10 +460,10 @@ impl Forest {
     /// stat of a member's root, which also a locked one has.
     fn root_attr(&self, slot: &KnownMember) -> Result<Attr> {
         let attr = match slot.loaded() {
-            _ if slot.number != ROOT_MEMBER && self.are_by_turns() => self.dataset_root_attr(slot)?,
+            _ if slot.number != ROOT_MEMBER && self.hosts_take_turns() => self.dataset_root_attr(slot)?,
             Some(vault) if slot.number == ROOT_MEMBER => self.root_or_as_last_known(vault.getattr(ROOT, None))?,
             Some(vault) => vault.getattr(ROOT, None)?,
-            None if slot.number == ROOT_MEMBER && self.are_by_turns() => {
+            None if slot.number == ROOT_MEMBER && self.hosts_take_turns() => {
                 self.root_or_as_last_known(Err(self.not_open(ROOT_MEMBER)))?
             }
             None => {

@@ -37,18 +37,19 @@ pub struct Destroying<'a> {
 }
 
 impl Destroying<'_> {
-    /// Removes it with everything in it. Returns where it was, for [`Forest::changed_beside_kernel`].
+    /// Removes it with everything in it. Returns where it was, for [`Forest::changed_beside_kernel`], and what is left
+    /// to be deleted, as [`Vault::remove_dataset`].
     ///
     /// # Errors
     /// Those of [`Vault::remove_dataset`].
-    pub fn remove(self) -> Result<(Ino, OsString)> {
+    pub fn remove(self) -> Result<((Ino, OsString), Option<OsString>)> {
         let Destroying { forest, slot, .. } = &self;
         let (dir, name) = forest.plain_place(slot.number).ok_or(VaultError::KeyNotLoaded)?;
         // It may have been renamed meanwhile, and another one may have its name.
-        forest.at(dir)?.remove_dataset(super::local(dir), &name, slot.store)?;
+        let left = forest.at(dir)?.remove_dataset(super::local(dir), &name, slot.store)?;
         forest.table.write().remove(&slot.number);
         forest.crossings.write().retain(|_, n| *n != slot.number);
-        Ok((dir, name))
+        Ok(((dir, name), left))
     }
 }
 
@@ -180,7 +181,7 @@ impl Forest {
         if self.frozen.load(Ordering::Acquire) {
             return Err(VaultError::Frozen);
         }
-        if number == ROOT_MEMBER && self.are_by_turns() {
+        if number == ROOT_MEMBER && self.hosts_take_turns() {
             return Err(VaultError::Refused("hosts use this vault in turn: unmount it, and its keys are gone here"));
         }
         let by_request: Vec<Number> =
@@ -458,7 +459,7 @@ impl Forest {
     /// As [`Vault::sync_all`].
     pub fn sync_all(&self) -> Result<()> {
         let sync = |vault: &Vault| {
-            let loses_nothing = self.are_by_turns() && vault.is_committed();
+            let loses_nothing = self.hosts_take_turns() && vault.is_committed();
             vault.sync_all().or_else(|error| if loses_nothing { Ok(()) } else { Err(error) })
         };
         self.each_open(sync)

@@ -28,16 +28,16 @@ impl Forest {
     pub fn take_turns(&self, turns: Arc<Turns>, locks: Arc<dyn Locks>) {
         let root = self.root.loaded().and_then(|vault| vault.getattr(ROOT, None).ok());
         *self.root.by_turns.write() = Some(ByTurns::new(turns, locks, root));
-        self.is_by_turns.store(true, Ordering::Release);
+        self.hosts_take_turns.store(true, Ordering::Release);
     }
 
     /// Whether several hosts take turns.
-    pub(super) fn are_by_turns(&self) -> bool {
-        self.is_by_turns.load(Ordering::Acquire)
+    pub fn hosts_take_turns(&self) -> bool {
+        self.hosts_take_turns.load(Ordering::Acquire)
     }
 
     fn by_turns(&self, member: Number) -> Option<Arc<ByTurns>> {
-        if self.are_by_turns() { self.slot(member).ok()?.by_turns() } else { None }
+        if self.hosts_take_turns() { self.slot(member).ok()?.by_turns() } else { None }
     }
 
     /// Opens the vault of a member for a turn. `touched`: objects that other hosts changed since the last turn; `None`:
@@ -56,6 +56,7 @@ impl Forest {
         let slot = self.slot(member)?;
         let by_turns = slot.by_turns().ok_or(VaultError::Invalid)?;
         let top = if member == ROOT_MEMBER { Top::FileSystem } else { Top::Dataset };
+        let options = Options { by_turns: true, ..options };
         let vault = Vault::open_with(slot.backend.clone(), header, ring, options, self.engine.clone(), top)?;
         vault.verify_root()?;
         if let Some(entry) = *slot.entry.lock() {
@@ -145,7 +146,7 @@ impl Forest {
 
     /// Ends the turns of datasets that another host has destroyed: their directories are gone from the store.
     pub(super) fn let_go_of_gone(&self) {
-        if !self.are_by_turns() {
+        if !self.hosts_take_turns() {
             return;
         }
         let is_gone = |slot: &KnownMember| match slot.backend.root().stat() {
@@ -191,7 +192,7 @@ impl Forest {
     /// Where requests about the content of a member wait. For a dataset, turns begin with the first one. `None`: they
     /// are carried out at once, and fail if its vault is not open.
     pub(super) fn queue_of(&self, member: Number) -> Option<Arc<Turns>> {
-        if !self.are_by_turns() {
+        if !self.hosts_take_turns() {
             return None;
         }
         let slot = self.slot(member).ok()?;
@@ -247,7 +248,7 @@ impl Forest {
     /// not shown.
     pub(super) fn is_as_known(&self, ino: Ino) -> bool {
         let member = member_of(ino);
-        match self.are_by_turns() {
+        match self.hosts_take_turns() {
             true if member != ROOT_MEMBER && local(ino) == ROOT => false,
             true => self.vault(member).is_some_and(|vault| !vault.is_changed_elsewhere(local(ino))),
             false => true,
@@ -331,7 +332,7 @@ impl Forest {
     /// last shown.
     pub(super) fn dir_permissions(&self, dir: Ino) -> Result<(u32, u32)> {
         let member = member_of(dir);
-        if self.are_by_turns() && member != ROOT_MEMBER && local(dir) == ROOT {
+        if self.hosts_take_turns() && member != ROOT_MEMBER && local(dir) == ROOT {
             let entry = *self.slot(member)?.entry.lock();
             return entry.map(|entry| (entry.mode, entry.uid)).ok_or_else(|| self.not_open(member));
         }
@@ -359,11 +360,11 @@ impl Forest {
 
     /// Why the vault of a member is not open.
     pub(super) fn not_open(&self, member: Number) -> VaultError {
-        let is_by_turns = match member {
-            ROOT_MEMBER => self.are_by_turns(),
-            _ => self.are_by_turns() && self.slot(member).is_ok_and(|slot| slot.by_turns().is_some()),
+        let is_away = match member {
+            ROOT_MEMBER => self.hosts_take_turns(),
+            _ => self.hosts_take_turns() && self.slot(member).is_ok_and(|slot| slot.by_turns().is_some()),
         };
-        match is_by_turns {
+        match is_away {
             true => errno("have the vault, which other hosts use too", libc::EIO),
             false => VaultError::KeyNotLoaded,
         }

@@ -193,7 +193,7 @@ impl RekeyRun<'_> {
         }
         // It got another name, perhaps on another host. Its node, and with it the directories, stay for so long.
         let Some(anchored) = &vault.anchored else { return Ok(()) };
-        let held = vault.nodes_at(anchored, anchored.anchor.names_of(object)?);
+        let held = vault.nodes_at(anchored, anchored.anchor.names_of(object)?)?;
         let links: Vec<_> = {
             let nodes = vault.nodes.lock();
             held.iter().flat_map(|ino| nodes.links(*ino)).map(|link| (link.parent, OsString::from(link.name))).collect()

@@ -31,7 +31,7 @@ use lamassu_format::profile::{Choice, ProfileError};
 use lamassu_store::BackendDir;
 use lamassu_store::backend::Stat;
 use records::Batch;
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -39,6 +39,7 @@ use std::time::Duration;
 pub use lamassu_store::file::Rekey;
 pub use profile::KnownProfile;
 pub use walk::Walk;
+use walk::Within;
 
 const UNDER_WAY: VaultError = VaultError::Refused("the vault is being re-keyed, or profiles in it are being changed");
 /// How long a throttled run sleeps before it checks whether it was cancelled.
@@ -180,10 +181,7 @@ impl RekeyRun<'_> {
         match result {
             Ok(()) => Ok(()),
             Err(VaultError::Stale | VaultError::NotFound) => {
-                if let Some(object) = self.vault.recorded(ino)? {
-                    self.withheld(ino, object);
-                }
-                Ok(())
+                self.vault.recorded(ino)?.map_or(Ok(()), |object| self.withheld(ino, object))
             }
             Err(VaultError::ReadOnly) => Err(VaultError::ReadOnly),
             // Then nothing can be said about the object.
@@ -201,52 +199,84 @@ impl RekeyRun<'_> {
         self.vault.anchored.as_ref().is_none_or(|anchored| anchored.anchor.standing() == Standing::Good)
     }
 
-    fn directory(&mut self, ino: Ino, todo: &mut Vec<Ino>) -> Result<()> {
-        let vault = self.vault;
+    /// Continues with a directory. If it is interrupted, `within` says what is left.
+    fn directory(&mut self, within: &mut Within) -> Result<()> {
+        let (vault, ino) = (self.vault, within.ino);
         if vault.dataset_at(ino)?.is_some() {
             let stored = vault.nodes.lock().stored_path(ino).ok_or(VaultError::Stale)?;
             // Not while the vault is frozen: the store would change.
             let resealed = vault.change().and_then(|_pass| self.progress.dataset(&stored));
             return self.note(ino, resealed);
         }
-        // Not again when an interrupted walk continues in the middle of it.
-        let object = self.object(ino);
-        if object.is_none_or(|object| !self.walk.finished.contains(&object)) {
-            self.itself(ino)?;
-            self.walk.finished.extend(object);
+        let mut left = match within.left.take() {
+            Some(left) => left,
+            None => {
+                self.itself(ino)?;
+                self.names_in(ino)?
+            }
+        };
+        loop {
+            let gone = self.entries(ino, &mut left, &mut within.inside);
+            within.was_cut |= self.is_cut;
+            if self.is_cut || gone.is_err() {
+                within.left = Some(left);
+                return gone;
+            }
+            // Nothing notes what has come to it since it was listed.
+            if self.walk.has_notes() || !std::mem::take(&mut within.was_cut) {
+                return Ok(());
+            }
+            left = self.names_in(ino)?;
         }
-        let (entries, withheld) = vault.listed(ino)?;
+    }
+
+    /// The stored names of a directory's entries, the first one last.
+    fn names_in(&mut self, ino: Ino) -> Result<Vec<OsString>> {
+        let (entries, withheld) = self.vault.listed(ino)?;
         for object in withheld {
-            self.withheld(ino, object);
+            self.withheld(ino, object)?;
         }
-        for entry in entries {
+        let entries = entries.into_iter().rev().map(|entry| entry.name);
+        Ok(entries.filter(|name| is_entry(self.vault.name_mode, name)).collect())
+    }
+
+    /// Entries of a directory, from the last of these names on. Those that were done are removed.
+    fn entries(&mut self, ino: Ino, left: &mut Vec<OsString>, inside: &mut Vec<Ino>) -> Result<()> {
+        while let Some(name) = left.last() {
             if self.is_cancelled() {
                 return Ok(());
             }
-            if !is_entry(vault.name_mode, &entry.name) {
-                continue;
+            self.entry(ino, name, inside)?;
+            if self.is_cut {
+                return Ok(());
             }
-            let (child, st) = match self.enter(ino, &entry.name) {
-                Ok(Some(found)) => found,
-                Ok(None) => continue,
-                Err(error) => {
-                    self.note(ino, Err(error))?;
-                    continue;
-                }
-            };
-            if st.kind == Kind::Dir {
-                todo.push(child);
-                continue;
-            }
-            let done = self.leaf_once(child, ino, &entry.name, &st);
-            let done = self.note(child, done);
-            vault.forget(child, 1);
-            done?;
+            left.pop();
             if self.batch.is_full() {
                 self.flush()?;
             }
         }
         Ok(())
+    }
+
+    /// An entry of a directory. Directories are added to `inside`.
+    fn entry(&mut self, ino: Ino, name: &OsStr, inside: &mut Vec<Ino>) -> Result<()> {
+        let (child, st) = match self.enter(ino, name) {
+            Ok(Some(found)) => found,
+            Ok(None) => return Ok(()),
+            Err(error) => return self.note(ino, Err(error)),
+        };
+        if st.kind == Kind::Dir {
+            let object = self.object(child);
+            match object.is_some_and(|object| !self.walk.finished.insert(object)) {
+                true => self.leave(child),
+                false => inside.push(child),
+            }
+            return Ok(());
+        }
+        let done = self.leaf_once(child, ino, name, &st);
+        let done = self.note(child, done);
+        self.vault.forget(child, 1);
+        done
     }
 
     /// The record and the attributes of a directory.
@@ -264,15 +294,18 @@ impl RekeyRun<'_> {
 
     /// An object that the store does not show stays under its old keys, and the store may show it again when they are
     /// gone: so it counts as failed. Its name is unknown, since there is only a token.
-    fn withheld(&mut self, at: Ino, object: ObjectId) {
+    fn withheld(&mut self, at: Ino, object: ObjectId) -> Result<()> {
+        // Otherwise another host may have removed it since.
+        self.vault.verify_current()?;
         if !self.walk.missing.insert(object) {
-            return;
+            return Ok(());
         }
         let at = self.vault.tag(at);
         self.vault.outdated_as(IntegrityKind::Missing, "entry", at.clone());
         self.walk.done.failed += 1;
         let error = VaultError::Outdated { what: "entry", stored: format!("object {object} of the anchor") };
         self.progress.failed(&at, &error);
+        Ok(())
     }
 
     /// Counts a reference to an entry; `None` if it is gone.

@@ -9,13 +9,14 @@
 
 use super::RekeyRun;
 use super::links::LinkGroups;
+use crate::anchored::{Anchored, is_absent};
 use crate::inode::StoreId;
 use crate::moved::{Identity, Moved, Notes};
 use crate::{Ino, Kind, ROOT, Rekeyed, Result, VaultError};
-use lamassu_anchor::ObjectId;
+use lamassu_anchor::{ObjectId, Token};
 use lamassu_format::PageNo;
-use std::collections::HashSet;
-use std::ffi::OsStr;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ffi::{OsStr, OsString};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -43,7 +44,9 @@ pub struct Walk {
     watch: Option<Watch>,
     /// Files with several names that were done in this round.
     pub(super) seen: HashSet<StoreId>,
-    /// What is done of the directory in which the walk was interrupted, and the directory itself.
+    /// The directory in which the walk was interrupted: the last one of those to walk.
+    within: Option<Within>,
+    /// What is done of the directory that is being walked.
     pub(super) finished: HashSet<ObjectId>,
     /// The file in which it was interrupted, and the page to continue with.
     pub(super) half: Option<(ObjectId, PageNo)>,
@@ -52,6 +55,24 @@ pub struct Walk {
     pub(super) missing: HashSet<ObjectId>,
     pub(super) done: Rekeyed,
     started: Option<Instant>,
+}
+
+/// A directory that is being walked. It is listed once, however often the walk is interrupted in it: what comes to it
+/// meanwhile is noted, or is under the newest keys. A change of profiles has no notes, and lists it again at its end.
+pub(super) struct Within {
+    pub ino: Ino,
+    /// Stored names of entries still to do, the next one last; `None`: it was not listed yet.
+    pub left: Option<Vec<OsString>>,
+    /// Directories in it, each with a reference.
+    pub inside: Vec<Ino>,
+    /// The walk was interrupted since it was listed.
+    pub was_cut: bool,
+}
+
+impl Within {
+    fn of(ino: Ino) -> Within {
+        Within { ino, left: None, inside: Vec::new(), was_cut: false }
+    }
 }
 
 /// What a re-keying has to know to miss nothing.
@@ -103,7 +124,8 @@ impl Walk {
     fn leave_round(&mut self) -> Vec<Ino> {
         self.is_in_round = false;
         let todo = std::mem::take(&mut self.todo).into_iter().filter(|ino| *ino != ROOT);
-        todo.chain(self.groups.take()).collect()
+        let inside = self.within.take().into_iter().flat_map(|within| within.inside);
+        todo.chain(inside).chain(self.groups.take()).collect()
     }
 
     /// A part of the walk has ended. If it has failed, what it did may be lost with the turn.
@@ -117,6 +139,11 @@ impl Walk {
     /// This round did not look at everything, or not for the last time.
     pub(super) fn falls_short(&mut self) {
         self.is_short = true;
+    }
+
+    /// Whether it is noted what is moved meanwhile.
+    pub(super) fn has_notes(&self) -> bool {
+        self.watch.is_some()
     }
 
     /// Whether entries were moved in this round.
@@ -213,22 +240,22 @@ impl RekeyRun<'_> {
             .is_some_and(|watch| watch.newest != self.vault.ring().newest() || !self.vault.is_watched_by(&watch.moved))
     }
 
-    /// Walks directories until none is left or it is interrupted. Then the current directory stays in the list, with
-    /// what was done of it.
+    /// Walks directories until none is left or it is interrupted. Then the current directory stays in the list, and
+    /// what is left of it is kept.
     fn directories(&mut self) -> Result<()> {
         while let Some(&ino) = self.walk.todo.last() {
             if self.is_cancelled() {
                 return Ok(());
             }
-            let mut inside = Vec::new();
-            let visited = self.directory(ino, &mut inside);
+            let mut within = self.walk.within.take().unwrap_or_else(|| Within::of(ino));
+            let visited = self.directory(&mut within);
             let kept = self.note(ino, visited);
             if self.is_cut || kept.is_err() {
-                inside.into_iter().for_each(|ino| self.leave(ino));
+                self.walk.within = Some(within);
                 return kept;
             }
             self.walk.todo.pop();
-            self.walk.todo.extend(inside);
+            self.walk.todo.extend(within.inside);
             self.walk.finished.clear();
             self.leave(ino);
             self.progress.advance(0);
@@ -340,41 +367,76 @@ impl RekeyRun<'_> {
         let is_settled = |of: ObjectId| of >= watch.first_new || watch.settled.contains(&Identity::of_object(of));
         notes.elsewhere.retain(|object, _| !is_settled(*object));
         let is_some = !notes.elsewhere.is_empty();
-        for search in 1..=SEARCHES {
-            let mut left = Vec::new();
-            for (object, place) in &notes.elsewhere {
-                let entry = anchored.anchor.entry(place)?;
-                // It may have been moved once more, here, or be gone.
-                if entry.is_some_and(|entry| entry.object == *object) {
-                    left.push((*object, *place));
-                }
-            }
-            notes.elsewhere = left.into_iter().collect();
-            let met = self.vault.nodes_at(anchored, notes.elsewhere.values().copied());
-            let mut met = met.into_iter();
-            while let Some(ino) = met.next() {
-                let object = self.vault.object_of(ino);
-                let link = self.vault.nodes.lock().first_link(ino).map(|(link, _)| link);
-                let looked = match link {
-                    Some(link) => self.came(link.parent, &link.name, Identity::of_object(object)),
-                    None => Ok(true),
-                };
-                self.leave(ino);
-                if self.is_cut || looked.is_err() {
-                    met.for_each(|ino| self.leave(ino));
-                    return looked.map(|_| true);
-                }
-                notes.elsewhere.remove(&object);
-            }
-            if notes.elsewhere.is_empty() {
-                break;
-            }
-            if search == SEARCHES {
-                for (object, _) in std::mem::take(&mut notes.elsewhere) {
-                    self.withheld(ROOT, object);
-                }
+        for _ in 0..SEARCHES {
+            self.keep_recorded(notes)?;
+            self.search(anchored, notes)?;
+            if self.is_cut {
+                return Ok(true);
             }
         }
+        self.keep_recorded(notes)?;
+        for object in std::mem::take(&mut notes.elsewhere).into_keys() {
+            self.withheld(ROOT, object)?;
+        }
         Ok(is_some)
+    }
+
+    /// Drops the notes of what was moved once more, here, or is gone.
+    fn keep_recorded(&self, notes: &mut Notes) -> Result<()> {
+        let Some(anchored) = &self.vault.anchored else { return Ok(()) };
+        let mut left = HashMap::new();
+        for (object, place) in &notes.elsewhere {
+            if anchored.anchor.entry(place)?.is_some_and(|entry| entry.object == *object) {
+                left.insert(*object, *place);
+            }
+        }
+        notes.elsewhere = left;
+        Ok(())
+    }
+
+    /// Looks where entries came to on other hosts. What is not there stays in the notes. What could not be looked at
+    /// counts as failed: an error of the store says nothing about the object.
+    fn search(&mut self, anchored: &Anchored, notes: &mut Notes) -> Result<()> {
+        let mut wanted: BTreeMap<ObjectId, HashMap<Token, ObjectId>> = BTreeMap::new();
+        for (object, place) in &notes.elsewhere {
+            wanted.entry(place.dir).or_default().insert(place.name, *object);
+        }
+        for (dir, names) in wanted {
+            let at = self.vault.nodes.lock().of_object(dir).unwrap_or(ROOT);
+            let reached = match self.vault.met_at(anchored, dir, &|name| names.contains_key(&name)) {
+                Ok(reached) => reached,
+                Err(error) if is_absent(&error) => continue,
+                Err(error) => {
+                    self.note(at, Err(error))?;
+                    for object in names.values() {
+                        notes.elsewhere.remove(object);
+                    }
+                    continue;
+                }
+            };
+            let mut reached = reached.into_iter();
+            while let Some((name, met)) = reached.next() {
+                let looked = match met {
+                    Ok(ino) => self.came_to(ino),
+                    Err(error) if is_absent(&error) => continue,
+                    Err(error) => self.note(at, Err(error)),
+                };
+                if self.is_cut || looked.is_err() {
+                    reached.filter_map(|(_, met)| met.ok()).for_each(|ino| self.leave(ino));
+                    return looked;
+                }
+                names.get(&name).map(|object| notes.elsewhere.remove(object));
+            }
+        }
+        Ok(())
+    }
+
+    /// Looks at a node that came to a place on another host; gives its reference back.
+    fn came_to(&mut self, ino: Ino) -> Result<()> {
+        let object = self.vault.object_of(ino);
+        let link = self.vault.nodes.lock().first_link(ino).map(|(link, _)| link);
+        let looked = link.map_or(Ok(true), |link| self.came(link.parent, &link.name, Identity::of_object(object)));
+        self.leave(ino);
+        looked.map(drop)
     }
 }

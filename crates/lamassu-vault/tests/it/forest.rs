@@ -25,7 +25,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 fn destroy(forest: &Forest, number: Number, forced: bool) -> Result<()> {
-    let (dir, name) = forest.unload_to_destroy(number, forced)?.remove()?;
+    let ((dir, name), _) = forest.unload_to_destroy(number, forced)?.remove()?;
     forest.changed_beside_kernel(dir, &name);
     Ok(())
 }

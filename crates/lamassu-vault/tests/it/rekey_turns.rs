@@ -1,11 +1,13 @@
 //! Re-keying in turns of a vault that several hosts use: it is interrupted anywhere, others move entries past it, keys
 //! are rotated and sessions lost meanwhile, and when it says that it is complete, nothing needs an older key.
+mod interrupted;
+
 use crate::common;
 
 use common::*;
 use lamassu_anchor::table::{Change, MemoryTable, Space, Standing, Table, Visit};
 use lamassu_anchor::{Anchor, AnchorError, ServerFault, Touched};
-use lamassu_store::Backend;
+use lamassu_store::backend::FaultBackend;
 use lamassu_vault::*;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -56,7 +58,7 @@ impl Table for Served {
 /// A vault that hosts use by turns.
 struct Lab {
     recipe: Recipe,
-    backend: Arc<dyn Backend>,
+    backend: Arc<FaultBackend>,
     table: Arc<Served>,
     _dir: tempfile::TempDir,
 }
@@ -70,7 +72,8 @@ struct Host {
 
 impl Lab {
     fn new() -> Lab {
-        let (dir, backend) = local_fast();
+        let (dir, local) = local_fast();
+        let backend = Arc::new(FaultBackend::new(local));
         let (recipe, table) = (Recipe::default(), Arc::<Served>::default());
         Vault::make_tree(&*backend, &recipe.header(), &recipe.ring()).unwrap();
         let served: Arc<dyn Table> = table.clone();

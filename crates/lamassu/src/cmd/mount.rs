@@ -381,7 +381,7 @@ impl Plan {
     fn attach(&self, ui: &Ui) -> Result<Mounted> {
         let mut options = self.mount.clone();
         let found = open::found(ui, &self.dir)?;
-        let mut vault = self.vault.clone();
+        let mut vault = Options { by_turns: self.shared, ..self.vault.clone() };
         if found.header.is_snapshot() && !vault.read_only {
             ui.note("a snapshot: mounted read-only");
             (vault.read_only, options.read_only) = (true, true);

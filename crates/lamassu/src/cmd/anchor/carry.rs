@@ -123,7 +123,8 @@ fn move_datasets(ui: &Ui, vault: &VaultId, dir: &Path, server: &str) -> Result<(
     }
     for Stayed { stored, error } in &stayed {
         ui.warn(format_args!(
-            "the anchor of the dataset in {:?} stays where it is, so other hosts cannot open that: {}",
+            "the dataset in {:?} was skipped: its anchor, if it has one, stays where it is, and other hosts cannot use \
+             it: {}",
             dir.join(stored),
             error.message()
         ));
