@@ -155,8 +155,10 @@ impl Forest {
         };
         let Some(_one) = self.changing.try_lock() else { return };
         for slot in self.at_or_below(ROOT_MEMBER) {
-            if slot.number != ROOT_MEMBER && slot.by_turns().is_some() && is_gone(&slot) {
-                tracing::warn!(dataset = %slot.id, "another host has destroyed a dataset that is in use here");
+            if slot.number != ROOT_MEMBER && is_gone(&slot) {
+                if slot.by_turns().is_some() {
+                    tracing::warn!(dataset = %slot.id, "another host has destroyed a dataset that is in use here");
+                }
                 // What was written there is gone with it.
                 let _ = self.retire_turns(&slot);
                 self.opener.unloading(slot.number);
