@@ -44,7 +44,8 @@
 //! stream has a time limit, and only threads that [`service`] counts wait for a host. Administrators are answered by
 //! threads of their own.
 //!
-//! Locks, in this order: the slot of a vault (`vaults`); the vault (`vault`); of the state (`state`) `changing`, then
+//! Whoever calls or speaks for a host waits for the turn of its vault first, without a thread (`threads`). Then locks,
+//! in this order: the slot of a vault (`vaults`); the vault (`vault`); of the state (`state`) `changing`, then
 //! `restored`, then `hosts` or `database`; with etcd, `committing` of an anchor, then `last` of what a transaction
 //! changes. All other locks (the list of slots, the policy, counters, log limits) are held briefly, and no other lock
 //! is taken under them.

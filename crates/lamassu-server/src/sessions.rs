@@ -152,7 +152,7 @@ impl Service {
         tokio::spawn(async move {
             tokio::time::sleep(after).await;
             let turns = vault.clone();
-            if let Ok(Err(lost)) = service.threads.upkeep(turns.turns(), move || vault.tick()).await {
+            if let Ok(Some(Err(lost))) = service.threads.upkeep(turns.turns(), move || vault.tick()).await {
                 let _ = service.refused(Refused::Lost(lost));
             }
         });

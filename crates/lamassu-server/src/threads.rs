@@ -84,11 +84,14 @@ pub struct Turns {
     next: Arc<Semaphore>,
     /// Of sessions that begin, one waits for its turn: a crowd of them would delay heartbeats.
     begins: Arc<Semaphore>,
+    /// Of the vault's own work, too.
+    upkeep: Arc<Semaphore>,
 }
 
 impl Default for Turns {
     fn default() -> Turns {
-        Turns { next: Arc::new(Semaphore::new(1)), begins: Arc::new(Semaphore::new(1)) }
+        let [next, begins, upkeep] = [(); 3].map(|()| Arc::new(Semaphore::new(1)));
+        Turns { next, begins, upkeep }
     }
 }
 
@@ -155,14 +158,17 @@ impl Threads {
         run(&self.sessions, held, work).await
     }
 
-    /// Runs work that a vault has to do, in its turn.
+    /// Runs work that a vault has to do, in its turn. `None`: the same work waits for its turn already, so it is done
+    /// later than now.
     pub async fn upkeep<T: Send + 'static>(
         &self,
         turns: &Turns,
         work: impl FnOnce() -> T + Send + 'static,
-    ) -> Result<T, Status> {
+    ) -> Result<Option<T>, Status> {
+        let Ok(waits) = turns.upkeep.clone().try_acquire_owned() else { return Ok(None) };
         let turn = one_of(&turns.next).await?;
-        run(&self.sessions, turn, work).await
+        drop(waits);
+        run(&self.sessions, turn, work).await.map(Some)
     }
 }
 
@@ -298,6 +304,20 @@ mod tests {
         }
         assert!(threads.way("new", other).of_host.available_permits() == OF_HOST);
         assert_eq!(threads.of_hosts.used.lock().len(), 1, "what is not used is forgotten");
+    }
+
+    /// Each message may ask for it.
+    #[tokio::test]
+    async fn work_of_a_vault_that_waits_for_its_turn_is_not_asked_for_again() {
+        let (threads, turns) = (Threads::default(), Arc::new(Turns::default()));
+        let turn = one_of(&turns.next).await.expect("is free");
+        let (of, waits) = (threads.clone(), turns.clone());
+        let first = tokio::spawn(async move { of.upkeep(&waits, || 1).await });
+        tokio::task::yield_now().await;
+        assert_eq!(threads.upkeep(&turns, || 2).await.expect("runs"), None);
+        drop(turn);
+        assert_eq!(first.await.expect("ends").expect("runs"), Some(1));
+        assert_eq!(threads.upkeep(&turns, || 3).await.expect("runs"), Some(3));
     }
 
     /// On one thread, where all that was spawned goes as far as it can while this one yields.

@@ -277,9 +277,6 @@ impl Vaults {
 
     fn may_put(&self, caller: &Caller, id: &VaultId, around: Option<VaultId>) -> Answer<()> {
         let state = self.state();
-        if around.is_some_and(|around| !state.has_room_for(id, &around)) {
-            return Err(Refused::TooMuch("the vault has as many datasets as this server keeps of one vault"));
-        }
         let may = match around {
             None => state.may_use(&caller.key, id),
             // The rights of the vault around it become those of the dataset. So nobody may say this of a vault that
@@ -290,7 +287,13 @@ impl Vaults {
                 may_use_around && (state.may_use(&caller.key, id) || is_free()?)
             }
         };
-        if may { Ok(()) } else { Err(Refused::NotGranted) }
+        match around {
+            _ if !may => Err(Refused::NotGranted),
+            Some(around) if !state.has_room_for(id, &around) => {
+                Err(Refused::TooMuch("the vault has as many datasets as this server keeps of one vault"))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Refuses calls that take space which the state may need.
