@@ -468,8 +468,8 @@ fn what_a_killed_host_has_left_of_a_dataset_others_delete() {
     let [a, b, _] = hosts;
     large(&lab, a);
     std::thread::scope(|scope| {
-        scope.spawn(|| a.run("dataset destroy m-a/p"));
-        turns_between(&lab, b, |between| between > 0);
+        let destroys = scope.spawn(|| a.run("dataset destroy m-a/p"));
+        turns_between(&lab, b, |between| between > 0 || destroys.is_finished());
         kill(a.daemon(), "-KILL");
         let _ = Command::new("umount").arg("-l").arg(a.file("")).output();
     });
