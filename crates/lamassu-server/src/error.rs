@@ -49,7 +49,7 @@ pub enum ServerError {
         name: String,
     },
     /// A host of this name exists.
-    #[error("there is a host {name}; revoke it first, or give the new one another name")]
+    #[error("there is a host {name}: `lamassu-server host revoke` it first, or give the new one another name")]
     HostExists {
         /// the name
         name: String,
