@@ -417,7 +417,9 @@ pub(crate) fn anchor(error: &AnchorError) -> FaultKind {
         AnchorError::Gone { .. } => FaultKind::AnchorDisk,
         AnchorError::Server { server: _, fault } => match fault {
             AnchorServerFault::Unreachable { .. } => FaultKind::AnchorServerDown,
-            AnchorServerFault::Untrusted { .. } | AnchorServerFault::NotJoined => FaultKind::AnchorServerUntrusted,
+            AnchorServerFault::Untrusted { .. } | AnchorServerFault::NotJoined { .. } => {
+                FaultKind::AnchorServerUntrusted
+            }
             AnchorServerFault::Refused { .. } | AnchorServerFault::UnknownVault => FaultKind::AnchorServerRefuses,
             AnchorServerFault::Policy { .. } => FaultKind::AnchorServerForbids,
             AnchorServerFault::InUse { .. } => FaultKind::AnchorLocked,

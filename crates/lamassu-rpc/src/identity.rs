@@ -74,6 +74,15 @@ impl Identity {
         Ok(Some(Identity { key: HostKey::of(&key)?, authority: read(AUTHORITY)?.into() }))
     }
 
+    /// The servers below `all` that this host has joined, by their addresses.
+    pub fn servers(all: &Path) -> Vec<String> {
+        let entries = fs::read_dir(all).into_iter().flatten().flatten();
+        let joined = entries.filter(|entry| entry.path().join(KEY).exists());
+        let mut servers: Vec<_> = joined.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+        servers.sort();
+        servers
+    }
+
     /// Stores this identity beside the present one, which stays in use until [`Stored::put_in_place`].
     ///
     /// # Errors

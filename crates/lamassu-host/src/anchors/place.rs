@@ -11,6 +11,7 @@ use super::Anchors;
 use crate::{Error, Result};
 use lamassu_format::header::VaultId;
 use lamassu_keys::header_file;
+use lamassu_keys::providers::server::address_of;
 use std::ffi::OsString;
 use std::fs::DirBuilder;
 use std::io;
@@ -29,7 +30,7 @@ pub enum Choice {
     Remembered,
     /// In this file.
     File(PathBuf),
-    /// At this server, `HOST:PORT`; this host has a copy in the usual place.
+    /// At this server, `HOST:PORT` as [`server_named`] gives it; this host has a copy in the usual place.
     Server(String),
     /// Work without it: an anchored vault is read unverified, and a new one gets no anchor.
     Unverified,
@@ -43,7 +44,7 @@ impl Choice {
     pub fn from_argument(text: OsString) -> Choice {
         match text.to_str().map(|text| (text, text.strip_prefix(SERVER))) {
             Some((UNVERIFIED, _)) => Choice::Unverified,
-            Some((_, Some(server))) => Choice::Server(server.into()),
+            Some((_, Some(server))) => Choice::Server(server_named(server)),
             _ => Choice::File(std::path::absolute(&text).unwrap_or_else(|_| text.into())),
         }
     }
@@ -246,6 +247,12 @@ pub fn refuse_within(file: &Path, vault: &Path) -> Result<()> {
 
 /// Prefix of a place that is a server.
 pub const SERVER: &str = "server://";
+
+/// The address of the server that a person names `HOST[:PORT]`, as this host has joined it. What has another form is
+/// left as it is: the server chose the address by which it was joined.
+pub fn server_named(text: &str) -> String {
+    address_of(text).unwrap_or_else(|| text.to_owned())
+}
 
 /// A remembered place of an anchor.
 enum Noted {

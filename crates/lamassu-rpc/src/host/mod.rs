@@ -219,7 +219,10 @@ impl Connection {
     pub fn new(all: &Path, server: &str) -> Result<Connection> {
         let failed = |error: TlsError| own(server, &error);
         let identity = Identity::read(&Identity::dir_of(all, server)).map_err(failed)?;
-        let not_joined = || AnchorError::Server { server: server.into(), fault: ServerFault::NotJoined };
+        let not_joined = || {
+            let fault = ServerFault::NotJoined { joined: Identity::servers(all) };
+            AnchorError::Server { server: server.into(), fault }
+        };
         Connection::with(server, tls::client(&identity.ok_or_else(not_joined)?).map_err(failed)?, None)
     }
 

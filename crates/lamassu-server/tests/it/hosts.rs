@@ -111,6 +111,19 @@ fn a_token_is_used_by_a_host_that_can_keep_its_identity() {
     a.run("ls store/v").ok();
 }
 
+/// A server without its port has the usual one, as in sources of keys.
+#[test]
+fn a_server_is_named_without_its_port_if_that_is_the_usual_one() {
+    let lab = Lab::new();
+    let a = lab.joined("a");
+    a.run("init store/v").ok();
+    let joined = format!("but 127.0.0.1:{}", lab.port);
+    for line in ["anchor move store/v server://127.0.0.1", "ls --anchor server://127.0.0.1 store/v"] {
+        a.run(line).code(67).says("127.0.0.1:7433: this host has not joined it").says(&joined);
+    }
+    a.run("ls store/v").ok();
+}
+
 /// What was acknowledged is there for the next host; the same host need not wait for its own dead session.
 #[test]
 fn a_killed_host_loses_nothing_acknowledged_and_is_waited_for() {
