@@ -121,6 +121,17 @@ pub enum Error {
         /// the vault, or the mount that it would lie in
         within: PathBuf,
     },
+    /// Taking an anchor back did not end, and the server may have given it up.
+    #[error(
+        "{path:?} has the anchor as it is at the server, which may have given it up by now: keep that file, and run \
+         the same command again"
+    )]
+    NotTakenBack {
+        /// the new anchor
+        path: PathBuf,
+        /// why
+        source: Box<Error>,
+    },
     /// The user's: a change that nothing would remember.
     #[error("the vault is anchored: with --anchor none it can be read, unverified, and not changed")]
     UnverifiedWrite,

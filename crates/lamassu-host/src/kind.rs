@@ -136,7 +136,9 @@ impl From<&VaultError> for FaultKind {
 
 fn host(error: &Error) -> FaultKind {
     match error {
-        Error::At { path: _, source } | Error::MadeNotOpen { source } => host(source),
+        Error::At { path: _, source }
+        | Error::MadeNotOpen { source }
+        | Error::NotTakenBack { path: _, source } => host(source),
         Error::Key(e) | Error::CannotSignCopy { lacks: _, source: e } => key(e),
         Error::File(e) => file(e),
         Error::History(e) => history(e),

@@ -140,6 +140,33 @@ impl Anchors {
         Ok(())
     }
 
+    /// The note of the file to which an anchor is being taken back from its server.
+    fn taken_note(&self, vault: &VaultId) -> Option<PathBuf> {
+        self.dir.as_ref().map(|dir| dir.join(format!("{vault}.taking")))
+    }
+
+    /// Whether an attempt to take the anchor back to this file has begun, and has not ended.
+    ///
+    /// # Errors
+    /// [`Error::Local`].
+    pub(super) fn is_taken_to(&self, vault: &VaultId, file: &Path) -> Result<bool> {
+        let noted = self.taken_note(vault).map(|note| read_note(&note)).transpose()?.flatten();
+        Ok(matches!(noted, Some(Noted::File(noted)) if noted == file))
+    }
+
+    /// Notes such an attempt.
+    ///
+    /// # Errors
+    /// [`Error::Local`], [`Error::File`].
+    pub(super) fn note_taken_to(&self, vault: &VaultId, file: &Path) -> Result<()> {
+        self.taken_note(vault).map_or(Ok(()), |note| write_note(&note, file))
+    }
+
+    /// Forgets it. If that fails, nothing follows from the note: the server keeps the anchor, or the file is used.
+    pub(super) fn forget_taken(&self, vault: &VaultId) {
+        let _ = self.taken_note(vault).map(|note| forget_note(&note));
+    }
+
     /// Refuses operations on an anchor's file if a server keeps the anchor.
     ///
     /// # Errors
@@ -181,9 +208,7 @@ impl Anchors {
             forget_note(&note)?;
             return Ok(true);
         }
-        make_dir_of(&note)?;
-        let line = [file.as_os_str().as_bytes(), b"\n"].concat();
-        header_file::write_over(&note, &line)?;
+        write_note(&note, file)?;
         Ok(true)
     }
 
@@ -274,6 +299,13 @@ fn read_note(note: &Path) -> Result<Option<Noted>> {
     let path = PathBuf::from(OsString::from_vec(line.to_vec()));
     // An invalid note must not lead to the usual place, where an older anchor may lie.
     if path.is_absolute() { Ok(Some(Noted::File(path))) } else { Err(failed(io::ErrorKind::InvalidData.into())) }
+}
+
+fn write_note(note: &Path, file: &Path) -> Result<()> {
+    make_dir_of(note)?;
+    let line = [file.as_os_str().as_bytes(), b"\n"].concat();
+    header_file::write_over(note, &line)?;
+    Ok(())
 }
 
 fn forget_note(note: &Path) -> Result<()> {
