@@ -132,6 +132,19 @@ pub enum Error {
         /// why
         source: Box<Error>,
     },
+    /// Moving an anchor to a server was repeated and refused. The server may have accepted it the first time.
+    #[error(
+        "the server {server} may have accepted the anchor before, and other hosts may have used it since, so {path:?} \
+         is not used as the anchor any more. When the reason is mended, run the same command again"
+    )]
+    PerhapsAtServer {
+        /// its address
+        server: String,
+        /// the file that was the anchor
+        path: PathBuf,
+        /// why it was refused
+        source: Box<Error>,
+    },
     /// The user's: a change that nothing would remember.
     #[error("the vault is anchored: with --anchor none it can be read, unverified, and not changed")]
     UnverifiedWrite,

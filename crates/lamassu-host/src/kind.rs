@@ -138,7 +138,8 @@ fn host(error: &Error) -> FaultKind {
     match error {
         Error::At { path: _, source }
         | Error::MadeNotOpen { source }
-        | Error::NotTakenBack { path: _, source } => host(source),
+        | Error::NotTakenBack { path: _, source }
+        | Error::PerhapsAtServer { server: _, path: _, source } => host(source),
         Error::Key(e) | Error::CannotSignCopy { lacks: _, source: e } => key(e),
         Error::File(e) => file(e),
         Error::History(e) => history(e),

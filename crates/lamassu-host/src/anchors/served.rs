@@ -198,10 +198,13 @@ impl Anchors {
     /// it.
     ///
     /// The server is remembered before the first row is sent, so that no process of this host continues with a file
-    /// that may be outdated. An interrupted move is repeated: the server accepts the same rows twice.
+    /// that may be outdated. An interrupted move is repeated: the server accepts the same rows twice. If it refuses a
+    /// repetition, it may have accepted the first attempt all the same, and other hosts may have gone on from there. So
+    /// only a refusal of the first attempt makes the file the anchor again.
     ///
     /// # Errors
-    /// [`lamassu_anchor::AnchorError`]; [`Error::Local`], [`Error::NoAnchorPlace`], [`Error::AnchorAtServer`].
+    /// [`lamassu_anchor::AnchorError`]; [`Error::Local`], [`Error::NoAnchorPlace`], [`Error::AnchorAtServer`],
+    /// [`Error::PerhapsAtServer`].
     pub fn move_to_server(&self, vault: &VaultId, dir: &Path, server: &str) -> Result<()> {
         self.move_to_server_in(vault, server, self.around_at_server(vault, dir, server))
     }
@@ -209,15 +212,18 @@ impl Anchors {
     /// The same; `around`: the vault that it lies in, if it is a dataset, whose anchor is at that server.
     pub(super) fn move_to_server_in(&self, vault: &VaultId, server: &str, around: Option<VaultId>) -> Result<()> {
         let usual = self.usual(vault).ok_or(Error::NoAnchorPlace)?;
-        match self.server_of(vault)? {
-            Some(noted) if noted == server && is_on_its_way(&usual)? => {}
+        let is_repeated = match self.server_of(vault)? {
+            Some(noted) if noted == server && is_on_its_way(&usual)? => true,
             Some(server) => return Err(Error::AnchorAtServer { server }),
-            None => {}
-        }
+            None => false,
+        };
+        let perhaps =
+            |error| Error::PerhapsAtServer { server: server.into(), path: usual.clone(), source: Box::new(error) };
         let connection = self.connection(server)?;
         // Checks that the server answers.
         match Session::begin(&connection, *vault, Mode::Shared, None) {
             Err(AnchorError::Server { fault: ServerFault::UnknownVault, .. }) => {}
+            Err(error) if is_repeated => return Err(perhaps(error.into())),
             begun => drop(begun?),
         }
         let from = self.file_of(vault)?.ok_or(Error::NoAnchorPlace)?;
@@ -231,14 +237,23 @@ impl Anchors {
         // An anchor that was taken back from another server still has that server's head.
         table.commit(&[Head::none()])?;
         self.remember_server(vault, server)?;
-        put(&connection, *vault, around, &table).map_err(|error| match &error {
-            // The server says that it has not accepted the anchor.
-            AnchorError::Server {
-                fault: ServerFault::Refused { .. } | ServerFault::Policy { .. } | ServerFault::Untrusted { .. },
-                ..
-            } => self.remember(vault, &usual).err().unwrap_or(error.into()),
-            _ => error.into(),
-        })
+        let Err(error) = put(&connection, *vault, around, &table).map_err(Error::from) else { return Ok(()) };
+        // Unlocked for a session.
+        drop(table);
+        let refused = matches!(
+            fault_of(&error),
+            Some(ServerFault::Refused { .. } | ServerFault::Policy { .. } | ServerFault::Untrusted { .. })
+        );
+        let error = match refused {
+            true if !is_repeated => return Err(self.remember(vault, &usual).err().unwrap_or(error)),
+            true => match self.session(server, vault, Access::Read, &usual) {
+                Ok(_) => return Ok(()),
+                Err(unknown) if is_unknown(&unknown) => error,
+                Err(other) => other,
+            },
+            false => error,
+        };
+        Err(perhaps(error))
     }
 
     /// Takes a vault's anchor back from its server into a new file. In the usual place this host's copy becomes the

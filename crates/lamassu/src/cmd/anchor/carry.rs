@@ -122,11 +122,13 @@ fn move_datasets(ui: &Ui, vault: &VaultId, dir: &Path, server: &str) -> Result<(
         ui.note(format_args!("and those of {moved} datasets in it; who may use the vault may use them"));
     }
     for Stayed { stored, error } in &stayed {
-        ui.warn(format_args!(
-            "the anchor of the dataset in {:?} stays where it is, so other hosts cannot open that: {}",
-            dir.join(stored),
-            error.message()
-        ));
+        let (dataset, error_text) = (dir.join(stored), error.message());
+        match error.innermost() {
+            Error::PerhapsAtServer { .. } => ui.warn(format_args!("the anchor of the dataset in {dataset:?}: {error_text}")),
+            _ => ui.warn(format_args!(
+                "the anchor of the dataset in {dataset:?} stays where it is, so other hosts cannot open that: {error_text}"
+            )),
+        }
     }
     Ok(())
 }
