@@ -145,6 +145,15 @@ pub enum Error {
         /// why it was refused
         source: Box<Error>,
     },
+    /// The user's: the anchor of a dataset that was copied with its vault is to be put at a server.
+    #[error(
+        "the dataset was copied with its vault and has the id of the original, for which a server keeps one anchor: that \
+         of the copy is {path:?}"
+    )]
+    OfCopiedDataset {
+        /// its file
+        path: PathBuf,
+    },
     /// The user's: a change that nothing would remember.
     #[error("the vault is anchored: with --anchor none it can be read, unverified, and not changed")]
     UnverifiedWrite,

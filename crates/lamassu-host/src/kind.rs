@@ -172,6 +172,7 @@ fn host(error: &Error) -> FaultKind {
         | Error::ReadOnlyMount
         | Error::SharedMount
         | Error::NotAtServer
+        | Error::OfCopiedDataset { .. }
         | Error::NoNetwork { .. }
         | Error::Frozen
         | Error::JobUnderWay

@@ -80,6 +80,13 @@ impl Anchors {
         self.dir.as_ref().map(|dir| dir.join(format!("{root}-{dataset}.anchor")))
     }
 
+    /// The anchor of a dataset that was copied with the vault that this command is about. A note of the dataset's place
+    /// is about the original.
+    pub(super) fn copied(&self, dataset: &VaultId) -> Option<PathBuf> {
+        let root = self.shared.chosen_for.get().filter(|root| *root != dataset)?;
+        self.of_copied(root, dataset).filter(|file| file.symlink_metadata().is_ok())
+    }
+
     /// Whether a chosen file is that of this vault.
     pub(super) fn is_chosen_for(&self, vault: &VaultId) -> bool {
         self.shared.chosen_for.get_or_init(|| *vault) == vault
@@ -97,9 +104,7 @@ impl Anchors {
         {
             return Ok(Some(file.clone()));
         }
-        let root = self.shared.chosen_for.get().filter(|_| !is_chosen_for);
-        let copied = root.and_then(|root| self.of_copied(root, vault));
-        if let Some(copied) = copied.filter(|file| file.symlink_metadata().is_ok()) {
+        if let Some(copied) = self.copied(vault) {
             return Ok(Some(copied));
         }
         match self.note_of(vault).map(|note| read_note(&note)).transpose()?.flatten() {
@@ -119,6 +124,9 @@ impl Anchors {
                 Choice::File(_) => return Ok(None),
                 Choice::Remembered | Choice::Unverified => {}
             }
+        }
+        if self.copied(vault).is_some() {
+            return Ok(None);
         }
         let noted = self.note_of(vault).map(|note| read_note(&note)).transpose()?.flatten();
         Ok(match noted {
@@ -217,6 +225,7 @@ impl Anchors {
     /// # Errors
     /// [`Error::Local`].
     pub fn remove(&self, vault: &VaultId) -> Result<()> {
+        let is_copied = self.copied(vault).is_some();
         if let Some(path) = self.file_of(vault)? {
             match std::fs::remove_file(&path) {
                 Err(source) if source.kind() != io::ErrorKind::NotFound => {
@@ -225,7 +234,7 @@ impl Anchors {
                 Ok(()) | Err(_) => {}
             }
         }
-        self.forget(vault)
+        if is_copied { Ok(()) } else { self.forget(vault) }
     }
 
     /// Forgets the place of a vault's anchor that is gone.

@@ -212,6 +212,10 @@ impl Anchors {
     /// The same; `around`: the vault that it lies in, if it is a dataset, whose anchor is at that server.
     pub(super) fn move_to_server_in(&self, vault: &VaultId, server: &str, around: Option<VaultId>) -> Result<()> {
         let usual = self.usual(vault).ok_or(Error::NoAnchorPlace)?;
+        // A server keeps one anchor for an id, and that is the original's.
+        if let Some(path) = self.copied(vault) {
+            return Err(Error::OfCopiedDataset { path });
+        }
         let is_repeated = match self.server_of(vault)? {
             Some(noted) if noted == server && is_on_its_way(&usual)? => true,
             Some(server) => return Err(Error::AnchorAtServer { server }),
