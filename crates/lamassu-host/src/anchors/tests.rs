@@ -434,3 +434,25 @@ fn the_new_file_stays_if_it_may_be_the_anchor() {
     }
 }
 
+/// What is in the way of an import is replaced if nothing of it can be used.
+#[test]
+fn a_file_is_replaced_if_it_is_certainly_no_good_anchor() {
+    use super::moved::present;
+    let host = Host::new();
+    let file = host.path("a");
+    assert!(present(&file, &VAULT).unwrap().is_none());
+    let _ = host.make(VAULT, &file).unwrap().keep();
+    host.anchors.opened().clear();
+    assert!(present(&file, &VAULT).unwrap().is_some());
+    assert!(matches!(present(&file, &OTHER).map(drop), Err(Error::Vault(VaultError::Anchor(AnchorError::Foreign)))));
+    let table = DiskTable::open(&file).unwrap();
+    let mut row = table.get(Space::Vault, b"vault").unwrap().unwrap();
+    row[0] = 200;
+    table.commit(&[Change { space: Space::Vault, key: b"vault".to_vec(), value: Some(row) }]).unwrap();
+    drop(table);
+    let newer = present(&file, &VAULT).map(drop);
+    assert!(matches!(newer, Err(Error::Vault(VaultError::Anchor(AnchorError::Version { found: 200 })))), "{newer:?}");
+    assert!(matches!(present(&host.path(""), &VAULT).map(drop), Err(Error::Vault(VaultError::Anchor(_)))));
+    fs::write(&file, b"rubbish").unwrap();
+    assert!(present(&file, &VAULT).unwrap().is_none());
+}
