@@ -46,8 +46,11 @@ pub enum ServerFault {
         detail: String,
     },
     /// This host has not joined it.
-    #[error("this host has not joined it")]
-    NotJoined,
+    #[error("this host has not joined it{}", joined_instead(joined))]
+    NotJoined {
+        /// the servers that it has joined
+        joined: Vec<String>,
+    },
     /// The server refuses this to this host.
     #[error("it refuses: {detail}")]
     Refused {
@@ -219,6 +222,10 @@ pub enum AnchorError {
         /// the system's error
         source: io::Error,
     },
+}
+
+fn joined_instead(joined: &[String]) -> String {
+    if joined.is_empty() { String::new() } else { format!(", but {}", joined.join(", ")) }
 }
 
 fn sessions(first: u32, last: u32) -> String {

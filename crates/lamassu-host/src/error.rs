@@ -121,6 +121,39 @@ pub enum Error {
         /// the vault, or the mount that it would lie in
         within: PathBuf,
     },
+    /// Taking an anchor back did not end, and the server may have given it up.
+    #[error(
+        "{path:?} has the anchor as it is at the server, which may have given it up by now: keep that file, and run \
+         the same command again"
+    )]
+    NotTakenBack {
+        /// the new anchor
+        path: PathBuf,
+        /// why
+        source: Box<Error>,
+    },
+    /// Moving an anchor to a server was repeated and refused. The server may have accepted it the first time.
+    #[error(
+        "the server {server} may have accepted the anchor before, and other hosts may have used it since, so {path:?} \
+         is not used as the anchor any more. When the reason is mended, run the same command again"
+    )]
+    PerhapsAtServer {
+        /// its address
+        server: String,
+        /// the file that was the anchor
+        path: PathBuf,
+        /// why it was refused
+        source: Box<Error>,
+    },
+    /// The user's: the anchor of a dataset that was copied with its vault is to be put at a server.
+    #[error(
+        "the dataset was copied with its vault and has the id of the original, for which a server keeps one anchor: that \
+         of the copy is {path:?}"
+    )]
+    OfCopiedDataset {
+        /// its file
+        path: PathBuf,
+    },
     /// The user's: a change that nothing would remember.
     #[error("the vault is anchored: with --anchor none it can be read, unverified, and not changed")]
     UnverifiedWrite,

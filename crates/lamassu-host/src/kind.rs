@@ -136,7 +136,10 @@ impl From<&VaultError> for FaultKind {
 
 fn host(error: &Error) -> FaultKind {
     match error {
-        Error::At { path: _, source } | Error::MadeNotOpen { source } => host(source),
+        Error::At { path: _, source }
+        | Error::MadeNotOpen { source }
+        | Error::NotTakenBack { path: _, source }
+        | Error::PerhapsAtServer { server: _, path: _, source } => host(source),
         Error::Key(e) | Error::CannotSignCopy { lacks: _, source: e } => key(e),
         Error::File(e) => file(e),
         Error::History(e) => history(e),
@@ -169,6 +172,7 @@ fn host(error: &Error) -> FaultKind {
         | Error::ReadOnlyMount
         | Error::SharedMount
         | Error::NotAtServer
+        | Error::OfCopiedDataset { .. }
         | Error::NoNetwork { .. }
         | Error::Frozen
         | Error::JobUnderWay
@@ -417,7 +421,9 @@ pub(crate) fn anchor(error: &AnchorError) -> FaultKind {
         AnchorError::Gone { .. } => FaultKind::AnchorDisk,
         AnchorError::Server { server: _, fault } => match fault {
             AnchorServerFault::Unreachable { .. } => FaultKind::AnchorServerDown,
-            AnchorServerFault::Untrusted { .. } | AnchorServerFault::NotJoined => FaultKind::AnchorServerUntrusted,
+            AnchorServerFault::Untrusted { .. } | AnchorServerFault::NotJoined { .. } => {
+                FaultKind::AnchorServerUntrusted
+            }
             AnchorServerFault::Refused { .. } | AnchorServerFault::UnknownVault => FaultKind::AnchorServerRefuses,
             AnchorServerFault::Policy { .. } => FaultKind::AnchorServerForbids,
             AnchorServerFault::InUse { .. } => FaultKind::AnchorLocked,

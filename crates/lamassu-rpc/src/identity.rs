@@ -74,28 +74,75 @@ impl Identity {
         Ok(Some(Identity { key: HostKey::of(&key)?, authority: read(AUTHORITY)?.into() }))
     }
 
-    /// Stores this identity. The key is written last: without it there is no identity.
+    /// The servers below `all` that this host has joined, by their addresses.
+    pub fn servers(all: &Path) -> Vec<String> {
+        let entries = fs::read_dir(all).into_iter().flatten().flatten();
+        let joined = entries.filter(|entry| entry.path().join(KEY).exists());
+        let mut servers: Vec<_> = joined.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+        servers.sort();
+        servers
+    }
+
+    /// Stores this identity beside the present one, which stays in use until [`Stored::put_in_place`].
     ///
     /// # Errors
     /// [`TlsError::File`].
-    pub fn keep(&self, dir: &Path) -> Result<(), TlsError> {
+    pub fn store(&self, dir: &Path) -> Result<Stored, TlsError> {
         let made = DirBuilder::new().recursive(true).mode(0o700).create(dir);
         made.map_err(|source| TlsError::File { path: dir.to_owned(), source })?;
-        put(dir, AUTHORITY, &self.authority)?;
-        put(dir, KEY, &Zeroizing::new(self.key.0.serialize_der()))
+        let stored = Stored { dir: dir.into() };
+        stored.write(AUTHORITY, &self.authority)?;
+        stored.write(KEY, &Zeroizing::new(self.key.0.serialize_der()))?;
+        Ok(stored)
     }
 }
 
-/// Writes a file atomically.
-fn put(dir: &Path, name: &str, bytes: &[u8]) -> Result<(), TlsError> {
-    let (path, new) = (dir.join(name), dir.join(format!("{name}.new")));
-    let put = || {
-        let _ = fs::remove_file(&new);
-        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
-        file.write_all(bytes)?;
-        file.sync_all()?;
-        fs::rename(&new, &path)?;
-        fs::File::open(dir)?.sync_all()
-    };
-    put().map_err(|source| TlsError::File { path: path.clone(), source })
+/// An identity that is stored, and not in use yet. It is removed when this is dropped.
+#[derive(Debug)]
+#[must_use = "it is removed when this is dropped"]
+pub struct Stored {
+    dir: PathBuf,
+}
+
+impl Stored {
+    /// Puts it into use. The key comes last: without it there is no identity. Returns whether it replaced another one.
+    ///
+    /// # Errors
+    /// [`TlsError::File`].
+    pub fn put_in_place(self) -> Result<bool, TlsError> {
+        let is_replaced = self.dir.join(KEY).exists();
+        let put = || {
+            for name in [AUTHORITY, KEY] {
+                fs::rename(self.path_of(name), self.dir.join(name))?;
+            }
+            fs::File::open(&self.dir)?.sync_all()
+        };
+        put().map_err(|source| TlsError::File { path: self.dir.join(KEY), source })?;
+        Ok(is_replaced)
+    }
+
+    fn path_of(&self, name: &str) -> PathBuf {
+        self.dir.join(format!("{name}.new"))
+    }
+
+    fn write(&self, name: &str, bytes: &[u8]) -> Result<(), TlsError> {
+        let new = self.path_of(name);
+        let write = || {
+            let _ = fs::remove_file(&new);
+            let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
+            file.write_all(bytes)?;
+            file.sync_all()
+        };
+        write().map_err(|source| TlsError::File { path: new.clone(), source })
+    }
+}
+
+impl Drop for Stored {
+    fn drop(&mut self) {
+        for name in [AUTHORITY, KEY] {
+            let _ = fs::remove_file(self.path_of(name));
+        }
+        // Not with an identity in it.
+        let _ = fs::remove_dir(&self.dir);
+    }
 }

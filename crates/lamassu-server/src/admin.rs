@@ -436,6 +436,9 @@ fn ask_running(mut stream: UnixStream, dir: &Path, request: &Request) -> Result<
     let failed = ServerError::file("ask by", &path);
     let mut answer = String::new();
     BufReader::new(stream).read_line(&mut answer).map_err(&failed)?;
+    if !answer.ends_with('\n') {
+        return Err(ServerError::Unanswered);
+    }
     let answer = serde_json::from_str(&answer).map_err(|error| ServerError::Garbled { detail: error.to_string() })?;
     match answer {
         Answer::Failed { message, code } => Err(ServerError::Told { message, code }),

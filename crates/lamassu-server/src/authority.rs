@@ -46,8 +46,9 @@ impl Authority {
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
         let certificate = params.self_signed(&key)?;
-        write_new(&dir.join(KEY), &Zeroizing::new(key.serialize_der()))?;
-        write_new(&dir.join(CERTIFICATE), certificate.der())
+        write_new(&dir.join(CERTIFICATE), certificate.der())?;
+        // Last: by it a directory is known as a server's.
+        write_new(&dir.join(KEY), &Zeroizing::new(key.serialize_der()))
     }
 
     /// Reads the authority of a server's directory.

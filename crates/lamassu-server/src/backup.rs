@@ -201,15 +201,7 @@ pub fn receive(from: &mut dyn Read, dir: &Path) -> Result<Made> {
     // Locks the directory against another backup.
     let made = dir::make_dir(dir)?;
     let received = Receiver { from, dir }.receive();
-    received.inspect_err(|_| {
-        // The directory was empty before, so everything in it is this backup's.
-        for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
-            let _ = fs::remove_file(entry.path()).or_else(|_| fs::remove_dir_all(entry.path()));
-        }
-        if made.is_new {
-            let _ = fs::remove_dir(dir);
-        }
-    })
+    received.inspect_err(|_| made.take_back(dir))
 }
 
 struct Receiver<'a> {

@@ -8,8 +8,20 @@ use std::path::Path;
 /// A directory for a new server, locked against other commands while this lives.
 pub(crate) struct Made {
     /// whether the directory was created
-    pub is_new: bool,
+    is_new: bool,
     _lock: fs::File,
+}
+
+impl Made {
+    /// Removes what a command that has failed has left in the directory, which was empty before.
+    pub fn take_back(&self, dir: &Path) {
+        for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+            let _ = fs::remove_file(entry.path()).or_else(|_| fs::remove_dir_all(entry.path()));
+        }
+        if self.is_new {
+            let _ = fs::remove_dir(dir);
+        }
+    }
 }
 
 /// Creates a directory that only its owner may read, or accepts an empty one of the same owner.

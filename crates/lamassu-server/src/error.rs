@@ -49,7 +49,7 @@ pub enum ServerError {
         name: String,
     },
     /// A host of this name exists.
-    #[error("there is a host {name}; revoke it first, or give the new one another name")]
+    #[error("there is a host {name}: `lamassu-server host revoke` it first, or give the new one another name")]
     HostExists {
         /// the name
         name: String,
@@ -140,6 +140,9 @@ pub enum ServerError {
         /// the reason
         detail: String,
     },
+    /// The server ended, or the connection to it, before its answer was complete.
+    #[error("the server ended before it answered: it may have done what was asked. Start it, look, and ask again")]
+    Unanswered,
     /// The server reported an error to the client.
     #[error("{message}")]
     Told {
@@ -304,6 +307,7 @@ impl ServerError {
             | ServerError::Etcd { .. }
             | ServerError::NotLeading { .. }
             | ServerError::Backup { .. }
+            | ServerError::Unanswered
             | ServerError::Anchor(AnchorError::Io { .. }) => 5,
             ServerError::NoServer { .. }
             | ServerError::NotEmpty { .. }

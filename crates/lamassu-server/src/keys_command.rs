@@ -1,6 +1,6 @@
 //! `lamassu-server keys`: an administrator's commands about keys kept for hosts.
 
-use crate::{print_json, shown_time};
+use crate::{print_json, say, say_each, shown_time};
 use clap::Subcommand;
 use lamassu_keys::receipt::AuditKey;
 use lamassu_keys::receipt::served::KeyReceipt;
@@ -77,9 +77,8 @@ pub fn run(command: KeysCommand) -> Result<()> {
             let KeyAnswer::Keys { keys } = asked(&dir, KeyRequest::List)? else { return Ok(()) };
             match json {
                 true => print_json(&keys),
-                false => keys.iter().for_each(|key| println!("{}", shown(key))),
+                false => say_each(keys.iter().map(shown)),
             }
-            Ok(())
         }
         KeysCommand::Grant { not, dir, host, key } => {
             let done = asked(&dir, KeyRequest::Grant { host: host.clone(), key: key.clone(), may: !not })?;
@@ -91,8 +90,7 @@ pub fn run(command: KeysCommand) -> Result<()> {
         KeysCommand::Retire { not, dir, key } => asked(&dir, KeyRequest::Retire { key, is_retired: !not }).map(drop),
         KeysCommand::Delete { receipt, audit_key, dir, key } => delete(&dir, key, receipt.as_deref(), audit_key),
         KeysCommand::Rewrap { from, dir } => {
-            println!("{} keys are wrapped again", rewrap(&dir, &source(&from, "--from")?)?);
-            Ok(())
+            say(format_args!("{} keys are wrapped again", rewrap(&dir, &source(&from, "--from")?)?))
         }
     }
 }
@@ -127,8 +125,7 @@ fn delete(dir: &Path, key: String, receipt: Option<&Path>, audit_key: Option<Str
     })?;
     let KeyAnswer::Gone { server, gone } = deleted else { return Ok(()) };
     let Some(audit) = audit else {
-        println!("key {} is gone", gone.key);
-        return Ok(());
+        return say(format_args!("key {} is gone", gone.key));
     };
     let json = KeyReceipt::signed(&server, gone, &audit).to_json();
     match file {

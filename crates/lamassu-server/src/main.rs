@@ -9,6 +9,7 @@ use lamassu_server::admin::{Answer, Request, ShownHost, ShownVault, ask, back_up
 use lamassu_server::alerts::{Alert, Which, printable};
 use lamassu_server::audit::{AuditEntry, ChainedEntry};
 use lamassu_server::{Result, ServerError, run};
+use std::fmt::Display;
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -231,21 +232,19 @@ fn carry_out(command: Command) -> Result<()> {
     match command {
         Command::Init { dir } => {
             run::init(&dir)?;
-            println!("made; see {}, then: lamassu-server run {}", dir.join("server.toml").display(), dir.display());
-            Ok(())
+            let config = dir.join("server.toml");
+            say(format_args!("made; see {}, then: lamassu-server run {}", config.display(), dir.display()))
         }
         Command::Run { check_config: true, dir } => {
             run::check_config(&dir)?;
-            println!("the configuration is good");
-            Ok(())
+            say("the configuration is good")
         }
         Command::Run { check_config: false, dir } => run::run(&dir),
         Command::Enrol { vault, dir, host } => {
-            if let Answer::Token { line, .. } = ask(&dir, Request::Enrol { host, vaults: vault.into_iter().collect() })?
-            {
-                println!("{line}");
+            match ask(&dir, Request::Enrol { host, vaults: vault.into_iter().collect() })? {
+                Answer::Token { line, .. } => say(line),
+                _ => Ok(()),
             }
-            Ok(())
         }
         Command::Host(command) => of_hosts(command),
         Command::Keys(command) => keys_command::run(command),
@@ -255,18 +254,17 @@ fn carry_out(command: Command) -> Result<()> {
         Command::Audit { json, after, includes, dir } => print_audit(&dir, after, json, includes.as_deref()),
         Command::Backup { dir, to } => {
             let made = back_up(&dir, &to)?;
-            println!("{} hosts, {} anchors: lamassu-server run {}", made.hosts, made.anchors, to.display());
+            say(format_args!("{} hosts, {} anchors: lamassu-server run {}", made.hosts, made.anchors, to.display()))?;
             done_unless_wrong(&made.lacks)
         }
         #[cfg(feature = "etcd")]
         Command::ToEtcd { dir } => {
             let moved = lamassu_server::origin::etcd::to_etcd(&dir)?;
-            println!("moved, with {} anchors: lamassu-server run {}", moved.anchors, dir.display());
-            Ok(())
+            say(format_args!("moved, with {} anchors: lamassu-server run {}", moved.anchors, dir.display()))
         }
         Command::Check { dir } => {
             let Answer::Checked { good, bad } = ask(&dir, Request::Check)? else { return Ok(()) };
-            good.iter().for_each(|line| println!("{line}"));
+            say_each(&good)?;
             done_unless_wrong(&bad)
         }
         Command::Status { json, dir } => print_status(&dir, json),
@@ -275,14 +273,11 @@ fn carry_out(command: Command) -> Result<()> {
 
 fn of_hosts(command: HostCommand) -> Result<()> {
     match command {
-        HostCommand::List { json, dir } => {
-            match ask(&dir, Request::Hosts)? {
-                Answer::Hosts { hosts } if json => print_json(&hosts),
-                Answer::Hosts { hosts } => hosts.iter().for_each(|host| println!("{}", shown(host))),
-                _ => {}
-            }
-            Ok(())
-        }
+        HostCommand::List { json, dir } => match ask(&dir, Request::Hosts)? {
+            Answer::Hosts { hosts } if json => print_json(&hosts),
+            Answer::Hosts { hosts } => say_each(hosts.iter().map(shown)),
+            _ => Ok(()),
+        },
         HostCommand::Revoke { dir, host } => ask(&dir, Request::Revoke { host }).map(drop),
         HostCommand::Grant { not, dir, host, vault } => ask(&dir, Request::Grant { host, vault, may: !not }).map(drop),
     }
@@ -293,13 +288,11 @@ fn of_alerts(command: AlertsCommand) -> Result<()> {
         AlertsCommand::List { json, new, vault, dir } => list_alerts(&dir, json, new, vault),
         AlertsCommand::Acknowledge { note, which } => {
             let (dir, alerts) = which.which();
-            print_changed("acknowledged", &ask(&dir, Request::Acknowledge { alerts, note })?);
-            Ok(())
+            print_changed("acknowledged", &ask(&dir, Request::Acknowledge { alerts, note })?)
         }
         AlertsCommand::Close { which } => {
             let (dir, alerts) = which.which();
-            print_changed("closed", &ask(&dir, Request::Close { alerts })?);
-            Ok(())
+            print_changed("closed", &ask(&dir, Request::Close { alerts })?)
         }
     }
 }
@@ -309,23 +302,23 @@ fn print_status(dir: &Path, json: bool) -> Result<()> {
     match &answer {
         Answer::Status { .. } if json => print_json(&answer),
         Answer::Status { is_running, authority, vaults } => {
-            println!("{}", if *is_running { "running" } else { "not running" });
-            println!("authority {authority}");
-            for ShownVault { vault, hosts, waits_for, lies_in } in vaults {
-                let lies_in = lies_in.as_ref().map(|around| format!("  (dataset in {around})")).unwrap_or_default();
-                let waits_for = waits_for.iter().flatten().map(String::as_str).collect::<Vec<_>>().join(", ");
-                match () {
-                    () if !waits_for.is_empty() => {
-                        println!("{vault}  put back from a backup, waits for {waits_for}{lies_in}")
-                    }
-                    () if hosts.is_empty() => println!("{vault}  not in use{lies_in}"),
-                    () => println!("{vault}  {}{lies_in}", hosts.join(", ")),
-                }
-            }
+            let is_running = if *is_running { "running" } else { "not running" };
+            let lines = [is_running.into(), format!("authority {authority}")];
+            say_each(lines.into_iter().chain(vaults.iter().map(shown_vault)))
         }
-        _ => {}
+        _ => Ok(()),
     }
-    Ok(())
+}
+
+fn shown_vault(shown: &ShownVault) -> String {
+    let ShownVault { vault, hosts, waits_for, lies_in } = shown;
+    let lies_in = lies_in.as_ref().map(|around| format!("  (dataset in {around})")).unwrap_or_default();
+    let waits_for = waits_for.iter().flatten().map(String::as_str).collect::<Vec<_>>().join(", ");
+    match () {
+        () if !waits_for.is_empty() => format!("{vault}  put back from a backup, waits for {waits_for}{lies_in}"),
+        () if hosts.is_empty() => format!("{vault}  not in use{lies_in}"),
+        () => format!("{vault}  {}{lies_in}", hosts.join(", ")),
+    }
 }
 
 fn shown(host: &ShownHost) -> String {
@@ -373,9 +366,10 @@ fn shown_time(seconds: u64) -> String {
     time.unwrap_or_default()
 }
 
-fn print_changed(how: &str, answer: &Answer) {
-    if let Answer::Changed { count } = answer {
-        println!("{how}: {count}");
+fn print_changed(how: &str, answer: &Answer) -> Result<()> {
+    match answer {
+        Answer::Changed { count } => say(format_args!("{how}: {count}")),
+        _ => Ok(()),
     }
 }
 
@@ -418,6 +412,18 @@ fn shown_entry(kept: &ChainedEntry, entry: &AuditEntry) -> String {
     format!("{}  {}  {event}  {}", shown_time(entry.time), entry.number, rest.join(" ")).trim_end().to_owned()
 }
 
-fn print_json(value: &impl serde::Serialize) {
-    println!("{}", serde_json::to_string_pretty(value).unwrap_or_default());
+fn print_json(value: &impl serde::Serialize) -> Result<()> {
+    say(serde_json::to_string_pretty(value).unwrap_or_default())
+}
+
+/// Prints one line. Standard output may be closed.
+fn say(line: impl Display) -> Result<()> {
+    say_each([line])
+}
+
+/// Prints lines.
+fn say_each(lines: impl IntoIterator<Item = impl Display>) -> Result<()> {
+    let mut out = std::io::BufWriter::new(std::io::stdout().lock());
+    let written = lines.into_iter().try_for_each(|line| writeln!(out, "{line}"));
+    written.and_then(|()| out.flush()).map_err(ServerError::printing)
 }

@@ -1,6 +1,6 @@
 //! `lamassu-server policy`: an administrator's questions about the policy.
 
-use crate::print_json;
+use crate::{print_json, say_each};
 use clap::Subcommand;
 use lamassu_server::admin::policy::{Decided, PolicyAnswer, PolicyRequest, Violation};
 use lamassu_server::admin::{Answer, Request, ask};
@@ -61,9 +61,9 @@ pub fn run(command: PolicyCommand) -> Result<()> {
         PolicyCommand::Show { json, dir } => {
             let answer = told(&dir, PolicyRequest::Show)?;
             match &answer {
-                PolicyAnswer::Rules { .. } if json => print_json(&answer),
+                PolicyAnswer::Rules { .. } if json => print_json(&answer)?,
                 PolicyAnswer::Rules { rules, in_force, note } => {
-                    rules.iter().for_each(|rule| println!("{}", shown(rule)));
+                    say_each(rules.iter().map(shown))?;
                     let which = if *in_force { "in force" } else { "in the file; no server runs" };
                     eprintln!("{} rules {which}", rules.len());
                     note.iter().for_each(|note| eprintln!("{note}"));
@@ -78,8 +78,8 @@ pub fn run(command: PolicyCommand) -> Result<()> {
             let PolicyAnswer::Decided { decided } = &answer else { return Ok(()) };
             match json {
                 true => print_json(&answer),
-                false => decided.iter().for_each(|one| println!("{}", decision(one))),
-            }
+                false => say_each(decided.iter().map(decision)),
+            }?;
             let forbidden = decided.iter().filter(|one| !one.forbidden.is_empty()).count();
             if one && forbidden > 0 { Err(ServerError::Forbidden { count: forbidden }) } else { Ok(()) }
         }
@@ -88,8 +88,8 @@ pub fn run(command: PolicyCommand) -> Result<()> {
             let PolicyAnswer::Found { files, more } = &answer else { return Ok(()) };
             match json {
                 true => print_json(&answer),
-                false => files.iter().for_each(|file| println!("{}", found(file))),
-            }
+                false => say_each(files.iter().map(found)),
+            }?;
             let count = files.len() + usize::try_from(*more).unwrap_or(usize::MAX);
             if count > 0 { Err(ServerError::Forbidden { count }) } else { Ok(()) }
         }

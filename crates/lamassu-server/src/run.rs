@@ -66,7 +66,11 @@ const OTHER_FILES: u64 = 512;
 /// # Errors
 /// [`ServerError::NotEmpty`], [`ServerError::File`].
 pub fn init(dir: &Path) -> Result<()> {
-    let _made = make_dir(dir)?;
+    let made = make_dir(dir)?;
+    fill(dir).inspect_err(|_| made.take_back(dir))
+}
+
+fn fill(dir: &Path) -> Result<()> {
     let path = dir.join(config::FILE);
     fs::write(&path, config::COMMENTED).map_err(ServerError::file("write", &path))?;
     let path = dir.join(policy::FILE);
@@ -74,7 +78,8 @@ pub fn init(dir: &Path) -> Result<()> {
     State::make(dir)?;
     webhook::make_secret(dir)?;
     // Last: a directory without it is not a server's.
-    Authority::make(dir)
+    Authority::make(dir)?;
+    fs::File::open(dir).and_then(|dir| dir.sync_all()).map_err(ServerError::file("sync", dir))
 }
 
 /// Checks the configuration of a directory: whether a server could run on it.

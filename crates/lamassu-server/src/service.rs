@@ -190,7 +190,7 @@ impl Hosts for Service {
         self.blocking(place, move || {
             let used = service.state.use_token(&token, unix_now(), &spki).map_err(|error| service.internal(&error))?;
             let host = used.map_err(|why| match why {
-                NotJoined::NoToken => Status::permission_denied("the token was used, or has expired"),
+                NotJoined::NoToken => Status::permission_denied("the token was used, or has expired: `lamassu-server enrol` prints another, if necessary after `host revoke`"),
                 NotJoined::KnownKey => Status::invalid_argument("this key is known already"),
             })?;
             Ok(Response::new(proto::Joined { host }))

@@ -496,8 +496,11 @@ impl Put {
             // The state is the same, so it keeps its head: other hosts with the same state need not send theirs.
             self.head = known;
         }
+        // These are compared with what is here, and change nothing.
+        let is_here = !is_waited_for && self.vaults.anchors.has(&self.id)?;
         // Rows that were acknowledged once are taken back whatever the policy says by now.
-        let forbidden = if is_waited_for { None } else { self.forbidden(&*table, &Subject::of(&caller.name, &row))? };
+        let is_exempt = is_waited_for || is_here;
+        let forbidden = if is_exempt { None } else { self.forbidden(&*table, &Subject::of(&caller.name, &row))? };
         table.commit(&[self.head.change()])?;
         drop(table);
         self.vaults.may_put(caller, &self.id, self.around)?;
@@ -513,7 +516,8 @@ impl Put {
             let slot = slot.lock();
             // No other process opens these anchors.
             if !self.vaults.anchors.has(&self.id)? {
-                if !self.has_slot && matches!(*slot, VaultSlot::BeingPut) {
+                // One that was here is gone meanwhile: these rows were not judged.
+                if is_here || (!self.has_slot && matches!(*slot, VaultSlot::BeingPut)) {
                     return Err(Refused::NotNow);
                 }
                 state.will_keep(&self.id, self.around.as_ref()).map_err(Lost)?;

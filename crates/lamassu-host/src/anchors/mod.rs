@@ -33,7 +33,7 @@ pub use disk::MOUNT_TYPE;
 pub use lamassu_vault::anchor::{NewTrees, Rebuilt};
 pub use made::Made;
 pub use moved::{CopiedDatasets, ImportError, Imported};
-pub use place::{Choice, SERVER, refuse_within, settled};
+pub use place::{Choice, SERVER, refuse_within, server_named, settled};
 pub use proof::check;
 pub use records::{ComparedRecords, RecordFinding, compare_records};
 

@@ -194,15 +194,22 @@ impl Batch<'_> {
     }
 }
 
-/// Holds open the anchor of a vault in a file; `None`: there is none, or it does not open and is to be replaced.
+/// Holds open the anchor of a vault in a file; `None`: there is none, or nothing of it can be used, so that it may be
+/// replaced.
 ///
 /// # Errors
-/// [`AnchorError::Locked`].
+/// [`AnchorError`]: the file is another vault's anchor, or may be a good one.
 pub(super) fn present(file: &Path, vault: &VaultId) -> Result<Option<Anchor>> {
-    match DiskTable::open(file) {
-        Ok(table) => Ok(Anchor::open(Arc::new(table), vault).ok()),
-        Err(locked @ AnchorError::Locked { .. }) => Err(locked.into()),
-        Err(_) => Ok(None),
+    match DiskTable::open(file).and_then(|table| Anchor::open(Arc::new(table), vault)) {
+        Ok(anchor) => Ok(Some(anchor)),
+        Err(
+            AnchorError::Missing { .. }
+            | AnchorError::Empty
+            | AnchorError::Damaged { .. }
+            | AnchorError::Unreadable { .. }
+            | AnchorError::Broken,
+        ) => Ok(None),
+        Err(other) => Err(other.into()),
     }
 }
 

@@ -11,6 +11,7 @@ use super::Anchors;
 use crate::{Error, Result};
 use lamassu_format::header::VaultId;
 use lamassu_keys::header_file;
+use lamassu_keys::providers::server::address_of;
 use std::ffi::OsString;
 use std::fs::DirBuilder;
 use std::io;
@@ -29,7 +30,7 @@ pub enum Choice {
     Remembered,
     /// In this file.
     File(PathBuf),
-    /// At this server, `HOST:PORT`; this host has a copy in the usual place.
+    /// At this server, `HOST:PORT` as [`server_named`] gives it; this host has a copy in the usual place.
     Server(String),
     /// Work without it: an anchored vault is read unverified, and a new one gets no anchor.
     Unverified,
@@ -43,7 +44,7 @@ impl Choice {
     pub fn from_argument(text: OsString) -> Choice {
         match text.to_str().map(|text| (text, text.strip_prefix(SERVER))) {
             Some((UNVERIFIED, _)) => Choice::Unverified,
-            Some((_, Some(server))) => Choice::Server(server.into()),
+            Some((_, Some(server))) => Choice::Server(server_named(server)),
             _ => Choice::File(std::path::absolute(&text).unwrap_or_else(|_| text.into())),
         }
     }
@@ -79,6 +80,13 @@ impl Anchors {
         self.dir.as_ref().map(|dir| dir.join(format!("{root}-{dataset}.anchor")))
     }
 
+    /// The anchor of a dataset that was copied with the vault that this command is about. A note of the dataset's place
+    /// is about the original.
+    pub(super) fn copied(&self, dataset: &VaultId) -> Option<PathBuf> {
+        let root = self.shared.chosen_for.get().filter(|root| *root != dataset)?;
+        self.of_copied(root, dataset).filter(|file| file.symlink_metadata().is_ok())
+    }
+
     /// Whether a chosen file is that of this vault.
     pub(super) fn is_chosen_for(&self, vault: &VaultId) -> bool {
         self.shared.chosen_for.get_or_init(|| *vault) == vault
@@ -96,9 +104,7 @@ impl Anchors {
         {
             return Ok(Some(file.clone()));
         }
-        let root = self.shared.chosen_for.get().filter(|_| !is_chosen_for);
-        let copied = root.and_then(|root| self.of_copied(root, vault));
-        if let Some(copied) = copied.filter(|file| file.symlink_metadata().is_ok()) {
+        if let Some(copied) = self.copied(vault) {
             return Ok(Some(copied));
         }
         match self.note_of(vault).map(|note| read_note(&note)).transpose()?.flatten() {
@@ -119,6 +125,9 @@ impl Anchors {
                 Choice::Remembered | Choice::Unverified => {}
             }
         }
+        if self.copied(vault).is_some() {
+            return Ok(None);
+        }
         let noted = self.note_of(vault).map(|note| read_note(&note)).transpose()?.flatten();
         Ok(match noted {
             Some(Noted::Server(server)) => Some(server),
@@ -137,6 +146,33 @@ impl Anchors {
         make_dir_of(&note)?;
         header_file::write_over(&note, format!("{SERVER}{server}\n").as_bytes())?;
         Ok(())
+    }
+
+    /// The note of the file to which an anchor is being taken back from its server.
+    fn taken_note(&self, vault: &VaultId) -> Option<PathBuf> {
+        self.dir.as_ref().map(|dir| dir.join(format!("{vault}.taking")))
+    }
+
+    /// Whether an attempt to take the anchor back to this file has begun, and has not ended.
+    ///
+    /// # Errors
+    /// [`Error::Local`].
+    pub(super) fn is_taken_to(&self, vault: &VaultId, file: &Path) -> Result<bool> {
+        let noted = self.taken_note(vault).map(|note| read_note(&note)).transpose()?.flatten();
+        Ok(matches!(noted, Some(Noted::File(noted)) if noted == file))
+    }
+
+    /// Notes such an attempt.
+    ///
+    /// # Errors
+    /// [`Error::Local`], [`Error::File`].
+    pub(super) fn note_taken_to(&self, vault: &VaultId, file: &Path) -> Result<()> {
+        self.taken_note(vault).map_or(Ok(()), |note| write_note(&note, file))
+    }
+
+    /// Forgets it. If that fails, nothing follows from the note: the server keeps the anchor, or the file is used.
+    pub(super) fn forget_taken(&self, vault: &VaultId) {
+        let _ = self.taken_note(vault).map(|note| forget_note(&note));
     }
 
     /// Refuses operations on an anchor's file if a server keeps the anchor.
@@ -180,9 +216,7 @@ impl Anchors {
             forget_note(&note)?;
             return Ok(true);
         }
-        make_dir_of(&note)?;
-        let line = [file.as_os_str().as_bytes(), b"\n"].concat();
-        header_file::write_over(&note, &line)?;
+        write_note(&note, file)?;
         Ok(true)
     }
 
@@ -191,6 +225,7 @@ impl Anchors {
     /// # Errors
     /// [`Error::Local`].
     pub fn remove(&self, vault: &VaultId) -> Result<()> {
+        let is_copied = self.copied(vault).is_some();
         if let Some(path) = self.file_of(vault)? {
             match std::fs::remove_file(&path) {
                 Err(source) if source.kind() != io::ErrorKind::NotFound => {
@@ -199,7 +234,7 @@ impl Anchors {
                 Ok(()) | Err(_) => {}
             }
         }
-        self.forget(vault)
+        if is_copied { Ok(()) } else { self.forget(vault) }
     }
 
     /// Forgets the place of a vault's anchor that is gone.
@@ -247,6 +282,12 @@ pub fn refuse_within(file: &Path, vault: &Path) -> Result<()> {
 /// Prefix of a place that is a server.
 pub const SERVER: &str = "server://";
 
+/// The address of the server that a person names `HOST[:PORT]`, as this host has joined it. What has another form is
+/// left as it is: the server chose the address by which it was joined.
+pub fn server_named(text: &str) -> String {
+    address_of(text).unwrap_or_else(|| text.to_owned())
+}
+
 /// A remembered place of an anchor.
 enum Noted {
     File(PathBuf),
@@ -267,6 +308,13 @@ fn read_note(note: &Path) -> Result<Option<Noted>> {
     let path = PathBuf::from(OsString::from_vec(line.to_vec()));
     // An invalid note must not lead to the usual place, where an older anchor may lie.
     if path.is_absolute() { Ok(Some(Noted::File(path))) } else { Err(failed(io::ErrorKind::InvalidData.into())) }
+}
+
+fn write_note(note: &Path, file: &Path) -> Result<()> {
+    make_dir_of(note)?;
+    let line = [file.as_os_str().as_bytes(), b"\n"].concat();
+    header_file::write_over(note, &line)?;
+    Ok(())
 }
 
 fn forget_note(note: &Path) -> Result<()> {

@@ -1,6 +1,7 @@
 //! Anchors that a server keeps (`docs/sharing.md`). This host has a copy in the usual place, as of its last session.
 //! Its identities at servers are in a directory beside that of anchors.
 
+use super::moved::{copy, present, refuse_existing, replace};
 use super::place::make_dir_of;
 use super::{Access, Anchors};
 use crate::{Error, Result};
@@ -13,6 +14,7 @@ use lamassu_rpc::host::{Connection, Joined, Mirrored, Session, Turn, Turns, give
 use lamassu_rpc::token::Token;
 use lamassu_vault::VaultError;
 use std::collections::HashMap;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, MutexGuard, PoisonError, Weak};
 
@@ -206,10 +208,13 @@ impl Anchors {
     /// it.
     ///
     /// The server is remembered before the first row is sent, so that no process of this host continues with a file
-    /// that may be outdated. An interrupted move is repeated: the server accepts the same rows twice.
+    /// that may be outdated. An interrupted move is repeated: the server accepts the same rows twice. If it refuses a
+    /// repetition, it may have accepted the first attempt all the same, and other hosts may have gone on from there. So
+    /// only a refusal of the first attempt makes the file the anchor again.
     ///
     /// # Errors
-    /// [`lamassu_anchor::AnchorError`]; [`Error::Local`], [`Error::NoAnchorPlace`], [`Error::AnchorAtServer`].
+    /// [`lamassu_anchor::AnchorError`]; [`Error::Local`], [`Error::NoAnchorPlace`], [`Error::AnchorAtServer`],
+    /// [`Error::PerhapsAtServer`].
     pub fn move_to_server(&self, vault: &VaultId, dir: &Path, server: &str) -> Result<()> {
         self.move_to_server_in(vault, server, self.around_at_server(vault, dir, server))
     }
@@ -217,15 +222,22 @@ impl Anchors {
     /// The same; `around`: the vault that it lies in, if it is a dataset, whose anchor is at that server.
     pub(super) fn move_to_server_in(&self, vault: &VaultId, server: &str, around: Option<VaultId>) -> Result<()> {
         let usual = self.usual(vault).ok_or(Error::NoAnchorPlace)?;
-        match self.server_of(vault)? {
-            Some(noted) if noted == server && is_on_its_way(&usual)? => {}
-            Some(server) => return Err(Error::AnchorAtServer { server }),
-            None => {}
+        // A server keeps one anchor for an id, and that is the original's.
+        if let Some(path) = self.copied(vault) {
+            return Err(Error::OfCopiedDataset { path });
         }
+        let is_repeated = match self.server_of(vault)? {
+            Some(noted) if noted == server && is_on_its_way(&usual)? => true,
+            Some(server) => return Err(Error::AnchorAtServer { server }),
+            None => false,
+        };
+        let perhaps =
+            |error| Error::PerhapsAtServer { server: server.into(), path: usual.clone(), source: Box::new(error) };
         let connection = self.connection(server)?;
         // Checks that the server answers.
         match Session::begin(&connection, *vault, Mode::Shared, None) {
             Err(AnchorError::Server { fault: ServerFault::UnknownVault, .. }) => {}
+            Err(error) if is_repeated => return Err(perhaps(error.into())),
             begun => drop(begun?),
         }
         let from = self.file_of(vault)?.ok_or(Error::NoAnchorPlace)?;
@@ -235,14 +247,22 @@ impl Anchors {
             self.move_file(vault, &from, &usual)?;
         }
         Anchor::open(Arc::new(DiskTable::open(&usual)?), vault)?;
-        self.put_file((server, &connection), (vault, around), &usual).map_err(|error| match error.innermost() {
-            // The server says that it has not accepted the anchor.
-            Error::Vault(VaultError::Anchor(AnchorError::Server {
-                fault: ServerFault::Refused { .. } | ServerFault::Policy { .. } | ServerFault::Untrusted { .. },
-                ..
-            })) => self.remember(vault, &usual).err().unwrap_or(error),
-            _ => error,
-        })
+        let sent = self.put_file((server, &connection), (vault, around), &usual);
+        let Err(error) = sent else { return Ok(()) };
+        let refused = matches!(
+            fault_of(&error),
+            Some(ServerFault::Refused { .. } | ServerFault::Policy { .. } | ServerFault::Untrusted { .. })
+        );
+        let error = match refused {
+            true if !is_repeated => return Err(self.remember(vault, &usual).err().unwrap_or(error)),
+            true => match self.session(server, vault, Access::Read, &usual) {
+                Ok(_) => return Ok(()),
+                Err(unknown) if is_unknown(&unknown) => error,
+                Err(other) => other,
+            },
+            false => error,
+        };
+        Err(perhaps(error))
     }
 
     /// Sends the rows of an anchor's file to a server, which is remembered first. The file becomes this host's copy.
@@ -259,28 +279,104 @@ impl Anchors {
         Ok(put(connection, *vault, around, &table)?)
     }
 
-    /// Takes a vault's anchor back from its server into a new file. The caller must keep writers out.
+    /// Takes a vault's anchor back from its server into a new file. In the usual place this host's copy becomes the
+    /// anchor. The caller must keep writers out.
+    ///
+    /// The file is noted before the server is asked to give the anchor up. If the answer to that was lost, and the
+    /// server has no anchor any more, the same call again makes the noted file the anchor.
     ///
     /// # Errors
-    /// As [`Anchors::move_to_server`].
+    /// As [`Anchors::move_to_server`]; [`Error::NotTakenBack`].
     pub(super) fn move_from_server(&self, server: &str, vault: &VaultId, to: &Path) -> Result<()> {
         let usual = self.usual(vault).ok_or(Error::NoAnchorPlace)?;
-        super::moved::refuse_existing(to)?;
-        let table = self.session(server, vault, Access::Write, &usual)?;
-        super::moved::replace(to, |new| super::moved::copy(table.copy(), &new))?;
-        let taken = give_up(table.session()).map_err(Error::from).and_then(|()| self.remember(vault, to));
-        taken.inspect_err(|error| {
-            // If the answer was lost, the server may have succeeded: then this file is the anchor.
-            if !is_unanswered(error) {
-                let _ = std::fs::remove_file(to);
+        let is_usual = super::settled(&usual).is_ok_and(|usual| usual == to);
+        let to = if is_usual { &usual } else { to };
+        let is_repeated = self.is_taken_to(vault, to)?;
+        let is_ours = is_usual || (is_repeated && present(to, vault)?.is_some());
+        if !is_ours {
+            refuse_existing(to)?;
+        }
+        let table = match self.session(server, vault, Access::Write, &usual) {
+            Err(error) if is_repeated && is_unknown(&error) && self.is_as_new(vault, to, &usual)? => {
+                return self.is_taken_back(vault, to, &usual);
             }
-        })?;
+            begun => begun?,
+        };
+        self.note_taken_to(vault, to)?;
+        if !is_usual {
+            replace(to, |new| copy(table.copy(), &new))?;
+        }
+        let given_up = give_up(table.session());
         drop(table);
-        std::fs::remove_file(&usual).map_err(|source| Error::Local { op: "remove", path: usual, source })
+        self.given_up(vault, to, &usual, given_up.map_err(Error::from))
+    }
+
+    /// The server has given up the anchor, has refused that, or its answer was lost. The new file may be the anchor in
+    /// the last case, too.
+    pub(super) fn given_up(&self, vault: &VaultId, to: &Path, usual: &Path, answer: Result<()>) -> Result<()> {
+        let done = match answer {
+            Err(error) if has_refused(&error) => {
+                if to != usual {
+                    let _ = std::fs::remove_file(to);
+                }
+                self.forget_taken(vault);
+                return Err(error);
+            }
+            answer => answer.and_then(|()| self.is_taken_back(vault, to, usual)),
+        };
+        done.map_err(|source| Error::NotTakenBack { path: to.into(), source: Box::new(source) })
+    }
+
+    /// The server has given up the anchor: `to` is the anchor.
+    fn is_taken_back(&self, vault: &VaultId, to: &Path, usual: &Path) -> Result<()> {
+        self.remember(vault, to)?;
+        self.forget_taken(vault);
+        if to != usual
+            && let Err(error) = std::fs::remove_file(usual)
+            && error.kind() != ErrorKind::NotFound
+        {
+            tracing::warn!(copy = %usual.display(), %error, "a copy that is no longer needed stays");
+        }
+        Ok(())
+    }
+
+    /// Whether a file is a whole anchor of this vault, and not older than this host's copy.
+    fn is_as_new(&self, vault: &VaultId, file: &Path, copy: &Path) -> Result<bool> {
+        let Some(anchor) = present(file, vault)? else { return Ok(false) };
+        let revision = anchor.vault().revision;
+        drop(anchor);
+        DiskTable::open(file)?.verify()?;
+        Ok(present(copy, vault)?.is_none_or(|copy| copy.vault().revision <= revision))
     }
 }
 
-fn is_unanswered(error: &Error) -> bool {
-    let Error::Vault(VaultError::Anchor(AnchorError::Server { fault, .. })) = error else { return false };
-    matches!(fault, ServerFault::Unreachable { .. })
+/// Whether a server has no anchor of the vault, or none for this host.
+fn is_unknown(error: &Error) -> bool {
+    matches!(fault_of(error), Some(ServerFault::UnknownVault))
+}
+
+/// Whether a server has certainly not done what it was asked for.
+fn has_refused(error: &Error) -> bool {
+    match fault_of(error) {
+        None | Some(ServerFault::Unreachable { .. } | ServerFault::Failed { .. }) => false,
+        Some(
+            ServerFault::Untrusted { .. }
+            | ServerFault::NotJoined { .. }
+            | ServerFault::Refused { .. }
+            | ServerFault::Policy { .. }
+            | ServerFault::UnknownVault
+            | ServerFault::InUse { .. }
+            | ServerFault::Ended
+            | ServerFault::Version { .. }
+            | ServerFault::Older { .. }
+            | ServerFault::Restored { .. },
+        ) => true,
+    }
+}
+
+fn fault_of(error: &Error) -> Option<&ServerFault> {
+    match error.innermost() {
+        Error::Vault(VaultError::Anchor(AnchorError::Server { fault, .. })) => Some(fault),
+        _ => None,
+    }
 }

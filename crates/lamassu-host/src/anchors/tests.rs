@@ -406,3 +406,64 @@ fn an_anchor_that_this_process_is_closing_is_waited_for_by_nobody_else() {
         opens.join().unwrap().unwrap();
     });
 }
+
+/// The new file of an anchor that is taken back is removed if the server has certainly not given it up, and only then.
+#[test]
+fn the_new_file_stays_if_it_may_be_the_anchor() {
+    use lamassu_anchor::ServerFault;
+    let fault = |fault| Err(Error::from(AnchorError::Server { server: "h:1".into(), fault }));
+    let detail = String::new();
+    let answers = [
+        (Ok(()), true),
+        (fault(ServerFault::Unreachable { detail: detail.clone() }), true),
+        (fault(ServerFault::Failed { detail: detail.clone() }), true),
+        (fault(ServerFault::InUse { by: detail.clone() }), false),
+        (fault(ServerFault::Ended), false),
+        (fault(ServerFault::UnknownVault), false),
+        (fault(ServerFault::Refused { detail }), false),
+    ];
+    for (answer, stays) in answers {
+        let host = Host::new();
+        let (usual, to) = (host.anchors.usual(&VAULT).unwrap(), host.path("to"));
+        for file in [&usual, &to] {
+            let _ = host.make(VAULT, file).unwrap().keep();
+        }
+        host.anchors.remember_server(&VAULT, "h:1").unwrap();
+        host.anchors.note_taken_to(&VAULT, &to).unwrap();
+        if answer.is_ok() {
+            // This host cannot note that the server has done it.
+            let note = host.path("state/anchors").join(format!("{VAULT}.place"));
+            fs::remove_file(&note).unwrap();
+            fs::create_dir(&note).unwrap();
+        }
+        let shown = format!("{answer:?}");
+        let done = host.anchors.given_up(&VAULT, &to, &usual, answer);
+        let is_named = matches!(&done, Err(Error::NotTakenBack { path, .. }) if *path == to);
+        assert!(done.is_err() && is_named == stays, "{shown}: {done:?}");
+        assert_eq!((to.exists(), host.anchors.is_taken_to(&VAULT, &to).unwrap()), (stays, stays), "{shown}");
+        assert!(usual.exists(), "{shown}");
+    }
+}
+
+/// What is in the way of an import is replaced if nothing of it can be used.
+#[test]
+fn a_file_is_replaced_if_it_is_certainly_no_good_anchor() {
+    use super::moved::present;
+    let host = Host::new();
+    let file = host.path("a");
+    assert!(present(&file, &VAULT).unwrap().is_none());
+    let _ = host.make(VAULT, &file).unwrap().keep();
+    host.anchors.opened().clear();
+    assert!(present(&file, &VAULT).unwrap().is_some());
+    assert!(matches!(present(&file, &OTHER).map(drop), Err(Error::Vault(VaultError::Anchor(AnchorError::Foreign)))));
+    let table = DiskTable::open(&file).unwrap();
+    let mut row = table.get(Space::Vault, b"vault").unwrap().unwrap();
+    row[0] = 200;
+    table.commit(&[Change { space: Space::Vault, key: b"vault".to_vec(), value: Some(row) }]).unwrap();
+    drop(table);
+    let newer = present(&file, &VAULT).map(drop);
+    assert!(matches!(newer, Err(Error::Vault(VaultError::Anchor(AnchorError::Version { found: 200 })))), "{newer:?}");
+    assert!(matches!(present(&host.path(""), &VAULT).map(drop), Err(Error::Vault(VaultError::Anchor(_)))));
+    fs::write(&file, b"rubbish").unwrap();
+    assert!(present(&file, &VAULT).unwrap().is_none());
+}

@@ -145,6 +145,32 @@ pub fn is_name(name: &str) -> bool {
     name.starts_with(|c: char| c.is_ascii_alphanumeric()) && name.len() <= NAME_MAX && name.bytes().all(is_good)
 }
 
+/// The address `HOST:PORT` of a server that is named `HOST[:PORT]`; `None`: it has another form.
+pub fn address_of(server: &str) -> Option<String> {
+    let host = match server.strip_prefix('[') {
+        Some(rest) => {
+            let (host, port) = rest.split_once(']')?;
+            host.parse::<Ipv6Addr>().ok()?;
+            &server[..server.len() - port.len()]
+        }
+        None => server.split_once(':').map_or(server, |(host, _)| host),
+    };
+    // Each label of a host name has the form of a key's name.
+    let is_host = |host: &str| host.split('.').all(is_name);
+    if !(host.starts_with('[') || is_host(host)) {
+        return None;
+    }
+    match &server[host.len()..] {
+        "" => Some(format!("{host}:{PORT}")),
+        port => {
+            let port = port.strip_prefix(':')?;
+            // One form only: the identity is stored under this text.
+            port.parse::<u16>().ok().filter(|number| *number > 0 && number.to_string() == port)?;
+            Some(server.to_owned())
+        }
+    }
+}
+
 /// `//HOST[:PORT]/NAME`.
 #[derive(Debug, PartialEq, Eq)]
 struct Address {
@@ -156,28 +182,7 @@ struct Address {
 impl Address {
     fn parse(text: &str) -> Option<Address> {
         let (server, name) = text.strip_prefix("//")?.split_once('/')?;
-        let host = match server.strip_prefix('[') {
-            Some(rest) => {
-                let (host, port) = rest.split_once(']')?;
-                host.parse::<Ipv6Addr>().ok()?;
-                &server[..server.len() - port.len()]
-            }
-            None => server.split_once(':').map_or(server, |(host, _)| host),
-        };
-        // Each label of a host name has the form of a key's name.
-        let is_host = |host: &str| host.split('.').all(is_name);
-        if !(host.starts_with('[') || is_host(host)) || !is_name(name) {
-            return None;
-        }
-        let server = match &server[host.len()..] {
-            "" => format!("{host}:{PORT}"),
-            port => {
-                let port = port.strip_prefix(':')?;
-                // One form only: the identity is stored under this text.
-                port.parse::<u16>().ok().filter(|number| *number > 0 && number.to_string() == port)?;
-                server.to_owned()
-            }
-        };
+        let server = address_of(server).filter(|_| is_name(name))?;
         Some(Address { server, name: name.to_owned() })
     }
 

@@ -95,7 +95,7 @@ fn failed(fault: ServerFault) -> KeyServerFault {
     match fault {
         ServerFault::Unreachable { detail } => KeyServerFault::Unreachable { detail },
         ServerFault::Untrusted { detail } => KeyServerFault::Untrusted { detail },
-        ServerFault::NotJoined => KeyServerFault::NotJoined,
+        ServerFault::NotJoined { .. } => KeyServerFault::NotJoined,
         ServerFault::Refused { detail } => KeyServerFault::Refused { detail },
         ServerFault::Failed { detail } => KeyServerFault::Failing { detail },
         ServerFault::Version { detail } => KeyServerFault::Version { detail },

@@ -58,6 +58,9 @@ const NEXT_AFTER: Duration = Duration::from_millis(250);
 const DEAD_AFTER: Duration = Duration::from_secs(5);
 /// How long one call may take.
 const CALL_TIMEOUT: Duration = Duration::from_secs(20);
+/// Why a server refuses a token.
+const TOKEN_USED: &str = "the token was used, or has expired: `lamassu-server enrol` prints another. If this host used it \
+                          and got no answer, `lamassu-server host revoke` its name first";
 /// Longest name of a host.
 const NAME_MAX: usize = 63;
 
@@ -86,9 +89,12 @@ pub struct Joined {
     pub host: String,
     /// the server's address
     pub server: String,
+    /// whether this host had an identity there, which is replaced
+    pub is_replaced: bool,
 }
 
-/// Joins a server with a token. The identity is stored below `all`.
+/// Joins a server with a token. The identity is stored below `all`, before the server is told of it: a token that was
+/// used without that would be lost.
 ///
 /// # Errors
 /// [`AnchorError::Server`].
@@ -99,28 +105,28 @@ pub fn join(all: &Path, token: &Token) -> Result<Joined> {
     let config = tls::joining(&token_key, token.authority).map_err(failed)?;
     let authority = Arc::new(OnceLock::new());
     let connection = Connection::with(server, config, Some(authority.clone()))?;
-    let key = HostKey::new().map_err(failed)?;
-    let request = proto::PublicKey { spki: key.public() };
+    connection.shake_hands()?;
+    let shown: &Vec<CertificateDer<'static>> = authority.get().ok_or_else(|| connection.garbled("no certificate"))?;
+    let known = shown.iter().find(|shown| tls::digest(shown) == token.authority);
+    let known = known.ok_or_else(|| connection.garbled("no authority"))?.clone();
+    let identity = Identity { key: HostKey::new().map_err(failed)?, authority: known };
+    let stored = identity.store(&Identity::dir_of(all, server)).map_err(failed)?;
+    let request = proto::PublicKey { spki: identity.key.public() };
     let joined = connection.call(HostsClient::new(connection.channel.clone()).join(request));
-    let joined = joined.map_err(|error| match (error, authority.get()) {
+    let joined = joined.map_err(|error| match error {
         // The handshake succeeded on this side, so the server did not accept the token.
-        (AnchorError::Server { fault: ServerFault::Unreachable { .. }, .. }, Some(_)) => {
-            let detail = "the token was used, or has expired: `lamassu-server enrol` prints another".into();
-            connection.error(ServerFault::Refused { detail })
+        AnchorError::Server { fault: ServerFault::Unreachable { .. }, .. } => {
+            connection.error(ServerFault::Refused { detail: TOKEN_USED.into() })
         }
-        (error, _) => error,
+        error => error,
     });
     let host = joined?.host;
     let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-');
     if host.len() > NAME_MAX || !host.chars().all(is_plain) {
         return Err(connection.garbled("a name of a host"));
     }
-    let shown: &Vec<CertificateDer<'static>> = authority.get().ok_or_else(|| connection.garbled("no certificate"))?;
-    let authority = shown.iter().find(|shown| tls::digest(shown) == token.authority);
-    let authority = authority.ok_or_else(|| connection.garbled("no authority"))?.clone();
-    let dir = Identity::dir_of(all, server);
-    Identity { key, authority }.keep(&dir).map_err(failed)?;
-    Ok(Joined { host, server: server.clone() })
+    let is_replaced = stored.put_in_place().map_err(failed)?;
+    Ok(Joined { host, server: server.clone(), is_replaced })
 }
 
 /// A connection to a server that this host has joined. Cheap to clone; it reconnects by itself.
@@ -177,21 +183,24 @@ async fn connect_any(addresses: &[SocketAddr], tls: &TlsConnector) -> io::Result
 }
 
 impl Wires {
+    /// Connects, and passes the certificates of the server to `shown`.
+    async fn connect(self) -> io::Result<TlsStream<TcpStream>> {
+        let connected = async {
+            let stream = connect_any(&self.addresses, &self.tls).await?;
+            let certificates = stream.get_ref().1.peer_certificates().unwrap_or_default();
+            let certificates: Vec<_> = certificates.iter().map(|shown| shown.clone().into_owned()).collect();
+            self.shown.map(|shown| shown.set(certificates));
+            Ok(stream)
+        };
+        let timeout = tokio::time::timeout(CONNECT_TIMEOUT, connected).await;
+        timeout.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+    }
+
     fn channel(&self) -> Result<Wire> {
         let wires = self.clone();
         let connect = tower::service_fn(move |_: Uri| {
-            let Wires { addresses, tls, shown } = wires.clone();
-            async move {
-                let connected = async {
-                    let stream = connect_any(&addresses, &tls).await?;
-                    let certificates = stream.get_ref().1.peer_certificates().unwrap_or_default();
-                    let certificates: Vec<_> = certificates.iter().map(|shown| shown.clone().into_owned()).collect();
-                    shown.map(|shown| shown.set(certificates));
-                    io::Result::Ok(TokioIo::new(stream))
-                };
-                let timeout = tokio::time::timeout(CONNECT_TIMEOUT, connected).await;
-                timeout.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
-            }
+            let connected = wires.clone().connect();
+            async move { connected.await.map(TokioIo::new) }
         });
         let endpoint = Endpoint::from_static("http://server.lamassu")
             .http2_keep_alive_interval(DEAD_AFTER)
@@ -210,7 +219,10 @@ impl Connection {
     pub fn new(all: &Path, server: &str) -> Result<Connection> {
         let failed = |error: TlsError| own(server, &error);
         let identity = Identity::read(&Identity::dir_of(all, server)).map_err(failed)?;
-        let not_joined = || AnchorError::Server { server: server.into(), fault: ServerFault::NotJoined };
+        let not_joined = || {
+            let fault = ServerFault::NotJoined { joined: Identity::servers(all) };
+            AnchorError::Server { server: server.into(), fault }
+        };
         Connection::with(server, tls::client(&identity.ok_or_else(not_joined)?).map_err(failed)?, None)
     }
 
@@ -255,6 +267,12 @@ impl Connection {
     pub fn report(&self, vault: &VaultId, events: Vec<String>, lost: u64) -> Result<()> {
         let findings = proto::Findings { vault: vault.0.to_vec(), events, lost };
         self.call(AlertsClient::new(self.channel.clone()).report(findings)).map(drop)
+    }
+
+    /// Connects once and sends nothing, so that the certificates of the server are known.
+    fn shake_hands(&self) -> Result<()> {
+        let connected = wait(self.wires.clone().connect())?;
+        connected.map(drop).map_err(|error| self.failed(&Status::from_error(Box::new(error))))
     }
 
     /// Makes one call, with a time limit.

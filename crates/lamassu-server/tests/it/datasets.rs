@@ -175,6 +175,49 @@ fn datasets_move_to_the_server_with_the_vault_around_them() {
     assert_eq!(b.run("cat store/v r/f").ok().out, "three");
 }
 
+/// The datasets of a clone keep their ids, and have anchors of their own on the host that made it. What is written to
+/// them concerns the original on no host.
+#[test]
+fn datasets_of_a_clone_leave_the_originals_alone() {
+    let lab = Lab::new();
+    let [a, b] = ["a", "b"].map(|name| lab.joined(name));
+    let id = lab.vault(a);
+    lab.grant(b, &id);
+    a.mount().ok();
+    a.run("dataset create m-a/p").ok();
+    a.write("p/f", "one").unwrap();
+    a.umount().ok();
+    lab.wait_until_free();
+    a.run("clone store/v store/c").ok();
+    a.run("mount store/c m-a").ok();
+    a.write("p/f", "of the clone").unwrap();
+    a.umount().ok();
+    b.mount().ok();
+    assert_eq!(fs::read_to_string(b.file("p/f")).unwrap(), "one");
+    b.write("p/f", "two").unwrap();
+    b.umount().ok();
+    lab.wait_until_free();
+    let each_has_its_own = || {
+        assert_eq!(a.run("cat store/c p/f").ok().out, "of the clone");
+        a.run("check store/c").ok();
+        assert_eq!(a.run("cat store/v p/f").ok().out, "two");
+        a.run("check store/v").ok();
+        assert_eq!(b.run("cat store/v p/f").ok().out, "two");
+    };
+    each_has_its_own();
+    // A server has one anchor for an id.
+    lab.grant(a, &a.id("store/c"));
+    a.run(&format!("anchor move store/c {}", lab.url())).ok().says("has the id of the original");
+    each_has_its_own();
+    a.run("mount store/c m-a").ok();
+    a.run("dataset destroy m-a/p").ok();
+    a.umount().ok();
+    lab.wait_until_free();
+    assert_eq!(lab.vaults().len(), 3, "the original's anchor is gone");
+    assert_eq!(a.run("cat store/v p/f").ok().out, "two");
+    a.run("check store/v").ok();
+}
+
 /// A host gives rights only in what it may use itself.
 #[test]
 fn a_dataset_is_put_into_no_vault_but_ones_own() {

@@ -84,6 +84,46 @@ fn a_token_is_for_one_host_and_once_and_names_its_server() {
     a.run(&format!("ls --anchor {} store/v", lab.url())).code(68);
 }
 
+/// A host that has no room for its identity has not used the token.
+#[test]
+fn a_token_is_used_by_a_host_that_can_keep_its_identity() {
+    let lab = Lab::new();
+    let a = lab.host("a");
+    let token = lab.serve(&["enrol", "@a"]).ok().out;
+    let servers = lab.path("state-a/lamassu/servers");
+    fs::create_dir_all(servers.parent().unwrap()).unwrap();
+    fs::write(&servers, "in the way").unwrap();
+    assert_ne!(a.with_input(&["host", "join"], &token).code, 0);
+    fs::remove_file(&servers).unwrap();
+    let told = a.with_input(&["host", "join"], &token).ok();
+    assert!(!told.err.contains("replaced"), "{told:?}");
+    let identity = || fs::read(servers.join(format!("127.0.0.1:{}/key.der", lab.port))).unwrap();
+    let (before, id) = (identity(), lab.vault(a));
+    // What is refused leaves what there is.
+    a.with_input(&["host", "join"], &token).code(68).says("host revoke");
+    assert_eq!(identity(), before);
+    a.run("ls store/v").ok();
+    lab.serve(&["enrol", "@a"]).code(28).says("host revoke");
+    let token = lab.serve(&["enrol", "@again"]).ok().out;
+    a.with_input(&["host", "join"], &token).ok().says("is replaced");
+    assert_ne!(identity(), before);
+    lab.serve(&["host", "grant", "@again", &format!("@{id}")]).ok();
+    a.run("ls store/v").ok();
+}
+
+/// A server without its port has the usual one, as in sources of keys.
+#[test]
+fn a_server_is_named_without_its_port_if_that_is_the_usual_one() {
+    let lab = Lab::new();
+    let a = lab.joined("a");
+    a.run("init store/v").ok();
+    let joined = format!("but 127.0.0.1:{}", lab.port);
+    for line in ["anchor move store/v server://127.0.0.1", "ls --anchor server://127.0.0.1 store/v"] {
+        a.run(line).code(67).says("127.0.0.1:7433: this host has not joined it").says(&joined);
+    }
+    a.run("ls store/v").ok();
+}
+
 /// What was acknowledged is there for the next host; the same host need not wait for its own dead session.
 #[test]
 fn a_killed_host_loses_nothing_acknowledged_and_is_waited_for() {

@@ -13,6 +13,7 @@ mod hostile;
 mod hosts;
 mod keys;
 mod locks;
+mod moves;
 mod newer;
 mod oblivious;
 mod operations;

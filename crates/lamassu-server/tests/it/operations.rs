@@ -4,8 +4,11 @@ use crate::common::*;
 use redb::{Database, ReadableTable, TableDefinition};
 use serde_json::Value;
 use std::fs;
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::MetadataExt;
-use std::process::Command;
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::process::{Command, Stdio};
 
 /// The entries of the audit log, each an event and the whole of it.
 fn audit(lab: &Lab) -> Vec<(String, Value)> {
@@ -39,6 +42,84 @@ fn forge(lab: &Lab, number: u64, from: &str, to: &str) {
 /// Makes a backup beside the server's directory.
 fn back_up(lab: &Lab) -> Ran {
     lab.serve(&["backup", &format!("@{}", lab.path("backup").display())])
+}
+
+/// Runs the server's program on a directory; nobody reads what it prints.
+fn unread(args: &[&str], dir: &Path) -> Ran {
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let (words, rest) = args.split_at(args.iter().take_while(|arg| !arg.starts_with('@')).count());
+    let mut command = Command::new(server_program());
+    command.args(words).arg(dir).args(rest.iter().map(|arg| arg.trim_start_matches('@')));
+    command.stdout(writer).stderr(Stdio::piped()).spawn().unwrap().wait_with_output().unwrap().into()
+}
+
+#[test]
+fn output_that_nobody_reads_is_an_error_and_no_panic() {
+    let lab = Lab::new();
+    let dir = lab.path("server");
+    for args in [
+        &["status"][..],
+        &["status", "--json"],
+        &["enrol", "@a"],
+        &["check"],
+        &["policy", "show", "--json"],
+        &["run", "--check-config"],
+    ] {
+        unread(args, &dir).code(5).says("standard output");
+    }
+    unread(&["init"], &lab.path("another")).code(5).says("standard output");
+}
+
+/// A server that ends in the middle of its answer may have done what it was asked.
+#[test]
+fn an_answer_that_was_cut_off_is_told_from_a_request_that_is_invalid() {
+    let mut lab = Lab::new();
+    lab.stop("-TERM");
+    let listener = UnixListener::bind(lab.path("server/admin.sock")).unwrap();
+    let answering = std::thread::spawn(move || {
+        for answer in ["", "{\"forgotten\":"] {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut line = String::new();
+            BufReader::new(&stream).read_line(&mut line).unwrap();
+            stream.write_all(answer.as_bytes()).unwrap();
+        }
+    });
+    for _ in 0..2 {
+        lab.serve(&["status"]).code(5).says("ended before it answered");
+    }
+    answering.join().unwrap();
+    fs::remove_file(lab.path("server/admin.sock")).unwrap();
+}
+
+#[test]
+fn a_server_that_could_not_be_made_leaves_nothing_behind() {
+    let lab = Lab::new();
+    let disk = lab.path("disk");
+    fs::create_dir(&disk).unwrap();
+    let mount = |options: &str| {
+        let mut command = Command::new("mount");
+        command.args(["-t", "tmpfs", "-o", options, "none"]).arg(&disk).status().unwrap().success()
+    };
+    let init = || -> Ran {
+        let made = Command::new(server_program()).arg("init").arg(disk.join("server")).output();
+        made.unwrap().into()
+    };
+    // One has no room for the state, one for the authority.
+    for size in ["size=16k", "size=48k"] {
+        if !mount(size) {
+            eprintln!("SKIPPED: no file system can be mounted here");
+            return;
+        }
+        let failed = init();
+        let is_left = disk.join("server").exists();
+        assert!(mount("remount,size=64m"));
+        let again = init();
+        assert!(Command::new("umount").arg("-l").arg(&disk).status().unwrap().success());
+        failed.code(5);
+        assert!(!is_left, "{size}");
+        again.ok();
+    }
 }
 
 /// The server's directory is lost, and the backup takes its place.

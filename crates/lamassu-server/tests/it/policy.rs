@@ -29,7 +29,7 @@ fn until(what: &str, mut is_so: impl FnMut() -> bool) {
 }
 
 /// Has the server read another policy; returns when it has, or has refused it.
-fn reload(lab: &Lab, text: &str, is_good: bool) {
+pub fn reload(lab: &Lab, text: &str, is_good: bool) {
     fs::write(lab.path("server/policy.toml"), text).unwrap();
     let word = if is_good { "yes" } else { "no" };
     let reads = || {

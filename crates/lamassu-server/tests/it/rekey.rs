@@ -23,7 +23,7 @@ fn shared(lab: &Lab) -> [Host<'_>; 2] {
 
 fn mount_shared(host: Host<'_>) -> Ran {
     host.run(&format!(
-        "mount --log-file /tmp/rekey/log-{} --shared --anchor {} store/v m-{}",
+        "mount --log-file log-{} --shared --anchor {} store/v m-{}",
         host.name,
         host.lab.url(),
         host.name

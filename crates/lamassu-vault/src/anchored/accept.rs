@@ -11,7 +11,7 @@ use crate::path::components;
 use crate::walk::is_entry;
 use crate::{Kind, ROOT, Result, Vault, VaultError};
 use lamassu_anchor::row::Content;
-use lamassu_anchor::{Decided, EntryPlace, EntryRow, ObjectId, ObjectKind, Row, SealedPart, Token};
+use lamassu_anchor::{AnchorError, Decided, EntryPlace, EntryRow, ObjectId, ObjectKind, Row, SealedPart, Token};
 use lamassu_store::BackendDir;
 use lamassu_store::backend::Stat;
 use std::collections::{BTreeMap, HashMap};
@@ -163,6 +163,14 @@ impl Run<'_> {
         }
     }
 
+    /// The row of an entry's object; `None`: the entry leads nowhere, as rows were lost.
+    fn row_if_known(&self, object: ObjectId) -> Result<Option<Row>> {
+        match self.row(object) {
+            Err(VaultError::Anchor(AnchorError::Unknown { .. })) => Ok(None),
+            row => row.map(Some),
+        }
+    }
+
     fn root(&mut self, recursive: bool) -> Result<()> {
         self.done.changed += u64::from(self.vault.root_permissions.accept()?);
         let shown = self.taker.root()?;
@@ -256,7 +264,8 @@ impl Run<'_> {
             return Err(super::take::damaged("name", &item.stored));
         }
         let Taken { st, row, dir } = self.taker.entry(&item.dir, &item.name, &item.stored)?;
-        let object = match same {
+        let has_row = same.map(|entry| self.row_if_known(entry.object)).transpose()?.flatten().is_some();
+        let object = match same.filter(|_| has_row) {
             Some(entry) => {
                 match self.replace(entry.object, row)? {
                     true => self.done.changed += 1,
@@ -352,10 +361,11 @@ impl Run<'_> {
                 let below = self.anchored.anchor.entries(object)?.into_iter();
                 left.extend(below.map(|(name, entry)| (EntryPlace { dir: object, name }, entry)));
             }
-            let mut row = self.row(object)?;
-            row.links = row.links.saturating_sub(1);
             self.decided.entries.insert(place, (object, None));
-            self.decided.rows.insert(object, (row.links > 0).then_some(row));
+            if let Some(mut row) = self.row_if_known(object)? {
+                row.links = row.links.saturating_sub(1);
+                self.decided.rows.insert(object, (row.links > 0).then_some(row));
+            }
         }
         Ok(())
     }

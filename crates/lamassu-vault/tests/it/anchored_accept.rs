@@ -245,3 +245,36 @@ fn entries_that_nobody_recorded_are_accepted_with_all_below_them() {
     v.close().unwrap();
     assert_eq!(lab.kinds(), kinds(&["other-kind"]));
 }
+
+/// Entries whose rows were lost: what the store shows in their place is new, and what it no longer has is removed.
+#[test]
+fn entries_that_lead_nowhere_are_accepted_or_removed() {
+    let lab = Lab::new(Recipe::default());
+    let v = lab.open();
+    v.dir("d");
+    for path in ["d/there", "d/gone", "d/whole"] {
+        v.put(path, path.as_bytes());
+    }
+    v.close().unwrap();
+    let anchored = anchor(&lab.recipe, &lab.table);
+    let dir = anchored.entries(lamassu_anchor::ObjectId::ROOT).unwrap().into_values().next().unwrap().object;
+    let names: Vec<_> = ["d/there", "d/gone"].iter().map(|path| (lab.stored(path), *path)).collect();
+    let mut lost: Vec<_> = anchored.entries(dir).unwrap().into_values().map(|entry| entry.object).collect();
+    assert_eq!(lost.len(), 3);
+    drop(anchored);
+    // Objects are numbered in the order in which they were made.
+    lost.sort();
+    let rows = lost[..2].iter().map(|object| object.0.to_be_bytes().to_vec());
+    let lose = rows.map(|key| Change { space: Space::Objects, key, value: None }).collect::<Vec<_>>();
+    lose.iter().for_each(|row| assert!(lab.table.get(Space::Objects, &row.key).unwrap().is_some(), "not its key"));
+    lab.table.commit(&lose).unwrap();
+    let ((gone_dir, gone), _) = &names[1];
+    gone_dir.unlink(gone).unwrap();
+    let done = lab.accept("d", true);
+    assert_eq!((done.added, done.removed, done.damaged), (1, 1, 0), "{done:?}");
+    let v = lab.open();
+    assert_eq!((v.get("d/there"), v.get("d/whole")), (b"d/there".to_vec(), b"d/whole".to_vec()));
+    assert!(matches!(v.find("d/gone"), Err(VaultError::NotFound)));
+    v.close().unwrap();
+    assert_eq!(lab.kinds(), kinds(&[]));
+}

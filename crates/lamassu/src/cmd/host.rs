@@ -40,6 +40,9 @@ pub fn run(ui: &Ui, command: &HostCommand) -> Result<()> {
     let token: JoinToken = line.parse().map_err(garbled)?;
     let joined = ui.policy.anchors.join(&token)?;
     ui.note(format_args!("joined {} as {}", joined.server, joined.host));
+    if joined.is_replaced {
+        ui.warn("this host had joined that server before, and its former identity there is replaced: if that had another name, `lamassu-server host revoke` it");
+    }
     Ok(())
 }
 

@@ -449,6 +449,29 @@ fn an_anchor_that_was_lost_is_made_anew() {
     b.run("ls v").ok();
 }
 
+/// A file that was named by mistake, or that a newer program made, is not replaced.
+#[test]
+fn a_file_that_may_be_a_good_anchor_is_not_replaced() {
+    let b = bench();
+    b.run("init --anchor disk/w w").ok();
+    b.run("anchor export v out").ok();
+    let before = b.run("anchor verify w").ok().text();
+    for line in ["anchor import --anchor disk/w v out", "anchor rebuild --anchor disk/w v"] {
+        b.run(line).code(61).says("another vault");
+        assert_eq!(b.run("anchor verify w").ok().text(), before, "{line}");
+    }
+    // One that others may read was perhaps put there by them; it is no reason to lose it.
+    let usual = anchor(&b, "v");
+    fs::set_permissions(&usual, fs::Permissions::from_mode(0o644)).unwrap();
+    for line in ["anchor import v out", "anchor rebuild v"] {
+        assert_ne!(b.run(line).code, 0, "{line}");
+    }
+    fs::set_permissions(&usual, fs::Permissions::from_mode(0o600)).unwrap();
+    b.run("anchor import v out").ok();
+    b.run("ls v").ok();
+    b.run("ls w").ok();
+}
+
 #[test]
 fn a_vault_gets_an_anchor_later() {
     let b = Bench::new();

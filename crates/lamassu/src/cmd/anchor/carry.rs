@@ -8,7 +8,7 @@ use crate::text;
 use lamassu_anchor::{Anchor, AnchorError, Digest, export};
 use lamassu_format::header::VaultId;
 use lamassu_host::Error as HostError;
-use lamassu_host::anchors::{Access, ImportError, SERVER, Stayed, disk, refuse_within};
+use lamassu_host::anchors::{Access, ImportError, SERVER, Stayed, disk, refuse_within, server_named};
 use lamassu_host::lock::lock_out_writers_below;
 use lamassu_host::{Error, Unsealed};
 use lamassu_keys::Event;
@@ -122,12 +122,14 @@ fn move_datasets(ui: &Ui, vault: &VaultId, dir: &Path, server: &str) -> Result<(
         ui.note(format_args!("and those of {moved} datasets in it; who may use the vault may use them"));
     }
     for Stayed { stored, error } in &stayed {
-        ui.warn(format_args!(
-            "the dataset in {:?} was skipped: its anchor, if it has one, stays where it is, and other hosts cannot use \
-             it: {}",
-            dir.join(stored),
-            error.message()
-        ));
+        let (dataset, why) = (dir.join(stored), error.message());
+        match error.innermost() {
+            Error::PerhapsAtServer { .. } => ui.warn(format_args!("the anchor of the dataset in {dataset:?}: {why}")),
+            _ => ui.warn(format_args!(
+                "the dataset in {dataset:?} was skipped: its anchor, if it has one, stays where it is, and other hosts \
+                 cannot use it: {why}"
+            )),
+        }
     }
     Ok(())
 }
@@ -135,7 +137,8 @@ fn move_datasets(ui: &Ui, vault: &VaultId, dir: &Path, server: &str) -> Result<(
 pub fn move_to(ui: &Ui, args: &Move) -> Result<()> {
     refuse_mounted(&args.dir)?;
     let (dir, header) = anchored(ui, &args.dir)?;
-    if let Some(server) = args.file.to_str().and_then(|file| file.strip_prefix(SERVER)) {
+    if let Some(server) = args.file.to_str().and_then(|file| file.strip_prefix(SERVER)).map(server_named) {
+        let server = &*server;
         let _lock = open::lock_out_writers(ui, &dir)?;
         let _below = lock_out_writers_below(&ui.policy, &dir)?;
         ui.policy.anchors.move_to_server(&header.id(), &dir, server)?;
