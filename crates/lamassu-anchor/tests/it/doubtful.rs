@@ -17,15 +17,18 @@ pub struct Doubtful {
     state: Mutex<State>,
 }
 
+/// Changes, in a form that can be hashed.
+type Changes = Vec<(Space, Vec<u8>, Option<Vec<u8>>)>;
+
 #[derive(Default, Hash)]
 struct State {
     /// The next commit fails; true: it is made.
     armed: Option<bool>,
     /// Changes of the failed commit, and whether it was made.
-    pending: Option<(Vec<(Space, Vec<u8>, Option<Vec<u8>>)>, bool)>,
+    pending: Option<(Changes, bool)>,
 }
 
-fn keys(changes: &[Change]) -> Vec<(Space, Vec<u8>, Option<Vec<u8>>)> {
+fn keys(changes: &[Change]) -> Changes {
     changes.iter().map(|change| (change.space, change.key.clone(), change.value.clone())).collect()
 }
 
