@@ -14,6 +14,13 @@ use crate::{AnchorError, Digest, Digests, ObjectId, RecordNo, Token, VaultRow};
 use lamassu_format::Profile;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
+mod piece;
+
+pub(crate) use piece::{PIECE_MAX, Wanted};
+
+/// Intents that end in one commit, at most.
+const ENDED_MAX: usize = 16_384;
+
 /// The last entry that a barrier of the store has covered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct EntryMark(pub(crate) u64);
@@ -60,9 +67,7 @@ enum QueuedIntent {
 /// The changes that a commit takes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Scope<'a> {
-    /// All of it.
-    All,
-    /// All but those of these objects, which no queued entry may name.
+    /// All but those of these objects, which no queued entry may name; of completed intents at most [`ENDED_MAX`].
     AllBut(&'a HashSet<ObjectId>),
     /// Those of these objects: their rows and held records, the entries that name them, and the directories on the way.
     Objects(&'a HashSet<ObjectId>),
@@ -212,7 +217,7 @@ impl Layer {
     /// queued, because they count entries that no barrier covers yet.
     pub fn take(&mut self, scope: Scope<'_>, mark: EntryMark) -> (Layer, Vec<ObjectId>) {
         let wanted = match scope {
-            Scope::All | Scope::AllBut(_) => None,
+            Scope::AllBut(_) => None,
             Scope::Objects(objects) => Some(self.with_ways_to(objects.iter().copied())),
         };
         let late = self.held_back(mark);
@@ -228,13 +233,23 @@ impl Layer {
         let entries: BTreeMap<_, _> = self.entries.extract_if(.., |_, queued| is_taken(&queued.object)).collect();
         // An intent is committed together with its entry.
         let left: HashSet<u64> = self.entries.values().filter_map(|queued| queued.intent).collect();
+        // A barrier for some objects does not cover steps elsewhere (N5).
+        let mut ended_left = if wanted.is_none() { ENDED_MAX } else { 0 };
         let intents = self.intents.extract_if(.., |intent, queued| match queued {
             QueuedIntent::Noted(_) => !left.contains(intent),
-            // A barrier for some objects does not cover steps elsewhere (N5).
-            QueuedIntent::CarriedOut { number } => wanted.is_none() && *number <= mark.0,
+            QueuedIntent::CarriedOut { .. } => {
+                let is_taken = ended_left > 0 && piece::has_ended(queued, mark);
+                ended_left -= usize::from(is_taken);
+                is_taken
+            }
         });
         let intents = intents.collect();
         (Layer { vault: self.vault.take(), objects, held, intents, entries, changed }, left_behind)
+    }
+
+    /// Whether a commit of everything has left completed intents that it may take.
+    pub fn has_ended(&self, mark: EntryMark) -> bool {
+        self.intents.values().any(|queued| piece::has_ended(queued, mark))
     }
 
     /// Copies the queued changes of an object into a commit, except names that were made or removed: for those the

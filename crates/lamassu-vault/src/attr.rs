@@ -193,7 +193,7 @@ impl Vault {
     }
 
     fn setattr_once(&self, ino: Ino, handle: Option<HandleId>, set: &SetAttr) -> Result<Attr> {
-        let _pass = self.change()?;
+        let _pass = self.change_recorded()?;
         if let Some(size) = set.size {
             self.set_size(ino, handle, size)?;
         }

@@ -420,6 +420,14 @@ impl Vault {
         Ok(pass)
     }
 
+    /// The same for a change that the anchor's queue records: waits if the queue is long. The caller holds no lock of
+    /// the tree.
+    fn change_recorded(&self) -> Result<gate::Pass<'_>> {
+        let pass = self.change()?;
+        self.bound_queue()?;
+        Ok(pass)
+    }
+
     /// The result of a read, if it is still valid when the call ends (R4 of `docs/sharing.md`): another host may have
     /// changed the vault meanwhile. An error that says whether an entry exists is a result, too.
     fn read_current<T>(&self, read: impl FnOnce() -> Result<T>) -> Result<T> {

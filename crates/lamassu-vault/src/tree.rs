@@ -323,7 +323,7 @@ impl Vault {
     }
 
     fn make_once<T>(&self, parent: Ino, name: &OsStr, make: impl Fn(&Arc<Dir>, &StoredName) -> Result<T>) -> Result<T> {
-        let _pass = self.change()?;
+        let _pass = self.change_recorded()?;
         for tried in 0..TRIES_MAX {
             {
                 let _tree = self.tree.read();
@@ -372,7 +372,7 @@ impl Vault {
     /// # Errors
     /// [`VaultError::NotFound`], [`VaultError::IsDirectory`], those of the store.
     pub fn unlink(&self, parent: Ino, name: &OsStr) -> Result<()> {
-        let _pass = self.change()?;
+        let _pass = self.change_recorded()?;
         {
             let _tree = self.tree.read();
             let _names = self.names_of(parent).write();
@@ -431,7 +431,7 @@ impl Vault {
     /// # Errors
     /// [`VaultError::NotEmpty`], [`VaultError::NotDirectory`], [`VaultError::NotFound`], those of the store.
     pub fn rmdir(&self, parent: Ino, name: &OsStr) -> Result<()> {
-        let _pass = self.change()?;
+        let _pass = self.change_recorded()?;
         for tried in 0..TRIES_MAX {
             if self.try_rmdir(parent, name)? {
                 self.bound_departures();

@@ -146,7 +146,7 @@ impl Vault {
     }
 
     fn set_xattr_once(&self, ino: Ino, name: &OsStr, value: &[u8], mode: SetXattr) -> Result<()> {
-        let _pass = self.change()?;
+        let _pass = self.change_recorded()?;
         let _tree = self.tree.read();
         let _alone = self.attrs_alone(ino);
         if let Some(which) = Which::of(name) {
@@ -267,7 +267,7 @@ impl Vault {
     }
 
     fn remove_xattr_once(&self, ino: Ino, name: &OsStr) -> Result<()> {
-        let _pass = self.change()?;
+        let _pass = self.change_recorded()?;
         let _tree = self.tree.read();
         let _alone = self.attrs_alone(ino);
         if let Some(which) = Which::of(name) {

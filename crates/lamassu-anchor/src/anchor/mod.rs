@@ -37,7 +37,7 @@ pub use replace::{Replacing, SealedPart, Seen};
 pub use vault::HeaderBasis;
 
 use crate::queue::{
-    EntryMark, Layer, Scope, VAULT_KEY, behind_object, decode_digests, entry_key, number_of, object_key,
+    EntryMark, Layer, Scope, VAULT_KEY, Wanted, behind_object, decode_digests, entry_key, number_of, object_key,
 };
 use crate::row::{EntryPlace, EntryRow, Intent, Row, VaultRow};
 use crate::table::{Doubt, Space, Standing, Table};
@@ -395,24 +395,47 @@ impl Anchor {
         state.layers().into_iter().flatten().map(Layer::len).sum::<usize>() + state.replaced.len()
     }
 
-    /// Makes the queue durable. Of new entries it takes those up to `covered`, a mark that was taken before a barrier
-    /// of the store.
+    /// Makes the queue durable, in as many transactions as its length needs. Of new entries it takes those up to
+    /// `covered`, a mark that was taken before a barrier of the store.
     ///
     /// # Errors
-    /// Those of the table; everything stays queued. If a rule of the server's policy forbids some of it, only that
-    /// stays queued: one file does not block others.
+    /// Those of the table; what no transaction has made durable stays queued. If a rule of the server's policy forbids
+    /// some of it, only that stays queued: one file does not block others.
     pub fn commit(&self, covered: EntryMark) -> Result<()> {
         let _in_order = self.in_order()?;
         self.state.lock().settle_replaced(self, covered)?;
-        let refused = match self.commit_taken(Scope::All, covered) {
+        let refused = match self.commit_all_but(&HashSet::new(), covered) {
             Err(error) if error.is_of_policy() => error,
             done => return done,
         };
         let forbidden = self.state.lock().queued.files_of(|profile| self.table.check_profile(profile).is_err());
         if !forbidden.is_empty() {
-            self.commit_taken(Scope::AllBut(&forbidden), covered)?;
+            self.commit_all_but(&forbidden, covered)?;
         }
         Err(refused)
+    }
+
+    /// The caller holds `committing`. Ends although others queue more meanwhile: their entries are above `covered`.
+    fn commit_all_but(&self, but: &HashSet<ObjectId>, covered: EntryMark) -> Result<()> {
+        loop {
+            self.commit_pieces(Wanted::AllBut(but), covered)?;
+            self.commit_taken(Scope::AllBut(but), covered)?;
+            if !self.state.lock().queued.has_ended(covered) {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Commits until what is left of this fits into one commit. The caller holds `committing`.
+    fn commit_pieces(&self, wanted: Wanted<'_>, covered: EntryMark) -> Result<()> {
+        loop {
+            let flying = {
+                let state = &mut *self.state.lock();
+                let Some(piece) = state.queued.piece(wanted, covered) else { return Ok(()) };
+                self.fly_queued(state, Scope::Objects(&piece), covered)?
+            };
+            self.land(flying)?;
+        }
     }
 
     /// Whether a row of an object is not durable yet.
@@ -489,10 +512,14 @@ impl Anchor {
     /// `committing`. Until then nothing else can be committed: what was queued since may depend on either.
     ///
     /// # Errors
-    /// Those of the table.
+    /// Those of the table. A refusal by the server's policy is none: the changes are queued again, and whoever commits
+    /// them gets it.
     fn settle_doubt(&self) -> Result<()> {
         let in_doubt = self.state.lock().flying.clone();
-        self.land(in_doubt)
+        match self.land(in_doubt) {
+            Err(error) if error.is_of_policy() && self.state.lock().flying.is_none() => Ok(()),
+            done => done,
+        }
     }
 
     /// Commits. The caller holds `committing`.

@@ -6,7 +6,7 @@
 use super::state::State;
 use super::{Anchor, Result};
 use crate::ObjectId;
-use crate::queue::{EntryMark, Layer, Scope};
+use crate::queue::{EntryMark, Layer, PIECE_MAX, Scope, Wanted};
 use parking_lot::Mutex;
 use std::collections::HashSet;
 use std::sync::{Arc, OnceLock};
@@ -50,27 +50,39 @@ impl Anchor {
         if let Some(answer) = own.answer.get() {
             return Ok(*answer);
         }
-        let mut group = std::mem::take(&mut *self.asking.lock());
-        // If the commit of a group has failed, each member tries alone, to get its own error.
-        if !group.iter().any(|asking| Arc::ptr_eq(asking, &own)) {
-            group.push(own.clone());
-        }
+        let others = std::mem::take(&mut *self.asking.lock());
         self.settle_doubt()?;
+        // If the commit of a group has failed, each member tries alone, to get its own error.
+        let mut group = vec![own.clone()];
+        group.extend(others.into_iter().filter(|asking| !Arc::ptr_eq(asking, &own)));
+        if even_if_late || !self.is_late(&own) {
+            self.commit_pieces(Wanted::Only(objects), covered)?;
+        }
         let (flying, done) = {
             let state = &mut *self.state.lock();
             let (mut layer, mut done) = (Layer::default(), Vec::new());
             for asking in &group {
+                if layer.weight() > PIECE_MAX {
+                    break;
+                }
                 let taken = self.take_asked(state, asking, &mut layer);
                 done.push(taken.inspect_err(|_| state.queued.put_back(std::mem::take(&mut layer)))?);
             }
             ((!layer.is_empty()).then(|| state.fly(layer)), done)
         };
+        // Those that are left wait for `committing` themselves.
+        self.asking.lock().extend(group.split_off(done.len()));
         self.land(flying)?;
         for (asking, is_done) in group.iter().zip(done) {
             // Only this thread answers.
             let _ = asking.answer.set(is_done);
         }
         Ok(own.answer.get() == Some(&true))
+    }
+
+    fn is_late(&self, asking: &Asking) -> bool {
+        let state = self.state.lock();
+        asking.objects.iter().any(|object| state.queued.is_late(*object, asking.covered))
     }
 
     /// Takes the changes of one member out of the queue. False: it has a newer entry, and nothing is taken.

@@ -26,6 +26,8 @@ struct State {
     armed: Option<bool>,
     /// Changes of the failed commit, and whether it was made.
     pending: Option<(Changes, bool)>,
+    /// The repetition of that commit is refused by a policy; the commit is not made.
+    is_forbidden: bool,
 }
 
 fn keys(changes: &[Change]) -> Changes {
@@ -75,6 +77,10 @@ impl Table for Doubtful {
         let state = &mut *self.state.lock();
         if let Some((pending, is_made)) = state.pending.take() {
             assert!(pending == keys(changes), "what is in doubt is settled first");
+            if std::mem::take(&mut state.is_forbidden) {
+                let fault = ServerFault::Policy { rule: "rule".into(), what: "this profile".into() };
+                return Err(AnchorError::Server { server: "server".into(), fault });
+            }
             if !is_made {
                 self.durable.commit(changes)?;
             }
@@ -199,4 +205,21 @@ fn a_file_in_doubt_counts_as_recorded() {
                 .all(|(space, _, _)| matches!(space, Space::Objects | Space::Intents | Space::Open))
         );
     }
+}
+
+/// What a policy refuses when it is sent again is nobody's but its own.
+#[test]
+fn who_settles_a_doubt_does_not_get_the_refusal_of_another() {
+    let table = Arc::new(Doubtful::default());
+    let vault = VaultRow::new(VaultId([1; 16]), TokenKey::new([2; 32]));
+    let anchor = Anchor::create(table.clone(), vault, dir(place(ObjectId::ROOT, 0))).unwrap();
+    let file = |n| made(&anchor, place(ObjectId::ROOT, n), row(Content::File(FileRow::default())));
+    let forbidden = file(1);
+    table.doubt(false);
+    anchor.commit(anchor.mark()).unwrap_err();
+    table.state.lock().is_forbidden = true;
+    let other = file(2);
+    anchor.commit_objects(&[other].into(), anchor.mark()).unwrap();
+    assert!(!anchor.has_queued(other));
+    assert!(anchor.has_queued(forbidden), "it is queued again");
 }

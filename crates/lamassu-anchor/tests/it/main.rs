@@ -4,6 +4,7 @@
 mod doubtful;
 mod export;
 mod file_model;
+mod long_queue;
 mod model;
 mod named_again;
 mod names_model;

@@ -12,6 +12,9 @@ use std::sync::atomic::Ordering;
 
 /// Queued changes are committed at the latest this long after the first of them.
 pub(crate) const ANCHOR_AFTER: Millis = 5_000;
+/// Changes that may be queued when a call adds more: beyond that it commits first. So if commits fail (the disk of the
+/// anchor is full), calls fail before memory is.
+const QUEUED_MAX: usize = 100_000;
 /// Passes until nothing is queued or due: a removal needs a commit, a barrier after its step in the store, and another
 /// commit for the end of its intent.
 const PASSES_MAX: usize = 6;
@@ -100,6 +103,31 @@ impl Vault {
             let _one_at_a_time = self.settling.lock();
             self.sync_store()?;
             anchored.commit()?;
+        }
+        self.carry_out().map(drop)
+    }
+
+    /// The same if the queue is long: called before a change that makes it longer. What a policy forbids is no reason to
+    /// refuse other changes.
+    ///
+    /// # Errors
+    /// As [`Vault::commit_anchor`].
+    pub(crate) fn bound_queue(&self) -> Result<()> {
+        let Some(anchored) = &self.anchored else { return Ok(()) };
+        let is_long = || anchored.anchor.queued() >= QUEUED_MAX;
+        if !is_long() {
+            return Ok(());
+        }
+        {
+            let _one_at_a_time = self.settling.lock();
+            if !is_long() {
+                return Ok(());
+            }
+            self.sync_store()?;
+            match anchored.commit() {
+                Err(crate::VaultError::Anchor(error)) if error.is_of_policy() => {}
+                done => done?,
+            }
         }
         self.carry_out().map(drop)
     }
