@@ -37,7 +37,7 @@ mod tuning;
 
 pub use adapter::RequestCount;
 pub use lamassu_vault::errno_of;
-pub use mount::{MountError, Mounted, Unmounter, mount, mount_answering};
+pub use mount::{MountError, Mounted, Unmounter, mount, mount_answering, root_of, unmount};
 #[cfg(feature = "testing")]
 pub use mount::{Served, serve};
 pub use options::{CacheMode, KeepAwake, MountOptions, OptionError};

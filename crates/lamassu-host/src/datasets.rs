@@ -135,6 +135,12 @@ impl Served {
         }
         self.has_datasets(above)?;
         let turn = turns::hold(self.forest(), dir, Need::CHANGE);
+        // Another turn than before: what was allowed then may not be allowed now. The owner of a dataset's root is as
+        // last shown: the turn of the vault around it may not be taken in this one.
+        if !caller.is_owner && self.forest().permissions(dir)?.1 != caller.uid {
+            return Err(Error::NotPermitted);
+        }
+        self.may_add(caller, dir)?;
         let (mut header, keys) = self.new_header(above, spec, own)?;
         let (id, base) = (header.id(), self.keeper().place(above)?);
         let owner = Owner { uid: caller.uid, gid: caller.gid, umask: 0 };

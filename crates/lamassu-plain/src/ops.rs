@@ -4,7 +4,7 @@ use super::node::{Node, attr, kind_of};
 use super::{PlainFs, io};
 use lamassu_vault::{
     Access, Attr, DirEntry, Entry, Fallocate, FileSystem, HandleId, Ino, Kind, Owner, RenameMode, Result, SetAttr,
-    SetTime, SetXattr, StatFs, VaultError, Whence,
+    SetTime, SetXattr, Sought, StatFs, VaultError, Whence,
 };
 use parking_lot::Mutex;
 use rustix::fs::{
@@ -310,12 +310,12 @@ impl FileSystem for PlainFs {
         };
         rustix::fs::fallocate(self.file(handle)?, flags, offset, len).map_err(|e| io("fallocate", e))
     }
-    fn seek(&self, handle: HandleId, offset: u64, whence: Whence) -> Result<u64> {
+    fn seek(&self, handle: HandleId, offset: u64, whence: Whence, _: u64) -> Result<Sought> {
         let from = match whence {
             Whence::Data => SeekFrom::Data(offset),
             Whence::Hole => SeekFrom::Hole(offset),
         };
-        rustix::fs::seek(self.file(handle)?, from).map_err(|e| io("lseek", e))
+        rustix::fs::seek(self.file(handle)?, from).map(Sought::Found).map_err(|e| io("lseek", e))
     }
 
     fn open_dir(&self, ino: Ino) -> Result<HandleId> {

@@ -3,7 +3,7 @@
 use crate::locks::{Locks, Object};
 use crate::{
     Access, Attr, DirEntry, Entry, Fallocate, HandleId, Ino, Kind, Owner, RenameMode, Result, SetAttr, SetXattr,
-    StatFs, Upkeep, Vault, Whence, turns::Turns,
+    Sought, StatFs, Upkeep, Vault, Whence, turns::Turns,
 };
 use lamassu_store::Hole;
 use std::ffi::OsStr;
@@ -89,8 +89,8 @@ file_system! {
     fn release(&self, handle: HandleId) -> Result<()>;
     /// fallocate.
     fn fallocate(&self, handle: HandleId, mode: Fallocate, offset: u64, len: u64) -> Result<()>;
-    /// SEEK_DATA and SEEK_HOLE.
-    fn seek(&self, handle: HandleId, offset: u64, whence: Whence) -> Result<u64>;
+    /// SEEK_DATA and SEEK_HOLE. Looks at `most` bytes of the file, roughly.
+    fn seek(&self, handle: HandleId, offset: u64, whence: Whence, most: u64) -> Result<Sought>;
     /// Opens a directory.
     fn open_dir(&self, ino: Ino) -> Result<HandleId>;
     /// Lists from a cookie until `fill` answers false.

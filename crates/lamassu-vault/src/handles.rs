@@ -175,7 +175,13 @@ impl Handles {
         self.open.write().insert(id.0, handle);
     }
 
-    /// All of them.
+    /// The inodes of open files.
+    pub fn file_inos(&self) -> Vec<Ino> {
+        let of_file = |handle: &Handle| if let Handle::File { file, .. } = handle { Some(file.ino) } else { None };
+        self.open.read().values().filter_map(of_file).collect()
+    }
+
+    /// Takes all of them.
     pub fn take_all(&self) -> HashMap<u64, Handle> {
         std::mem::take(&mut *self.open.write())
     }

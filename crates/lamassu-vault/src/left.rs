@@ -196,6 +196,14 @@ impl Vault {
         self.nodes.lock().object(ino)
     }
 
+    /// The objects of files that programs have open.
+    pub(crate) fn open_objects(&self) -> HashMap<Ino, ObjectId> {
+        let mut open = self.handles.file_inos();
+        open.extend(self.left.all.lock().handles.values().map(LeftHandle::ino));
+        let nodes = self.nodes.lock();
+        open.into_iter().map(|ino| (ino, nodes.object(ino))).collect()
+    }
+
     /// Closes the vault, and returns what is left for the next one. No call is under way, and none follows.
     ///
     /// # Errors

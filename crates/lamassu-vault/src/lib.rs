@@ -118,7 +118,7 @@ pub use session::{
 };
 pub use types::{
     Access, Attr, DirEntry, Durability, Entry, Fallocate, HandleId, Ino, Integrity, Kind, Owner, ROOT, RenameMode,
-    Result, SetAttr, SetTime, SetXattr, StatFs, Time, VaultError, Whence,
+    Result, SetAttr, SetTime, SetXattr, Sought, StatFs, Time, VaultError, Whence,
 };
 pub use upkeep::{Upkeep, keep_up};
 pub use xattr::is_listed_for;
@@ -417,14 +417,6 @@ impl Vault {
             return Err(VaultError::ReadOnly);
         }
         self.anchored.as_ref().map_or(Ok(()), Anchored::note_in_use)?;
-        Ok(pass)
-    }
-
-    /// The same for a change that the anchor's queue records: waits if the queue is long. The caller holds no lock of
-    /// the tree.
-    fn change_recorded(&self) -> Result<gate::Pass<'_>> {
-        let pass = self.change()?;
-        self.bound_queue()?;
         Ok(pass)
     }
 

@@ -3,7 +3,7 @@
 use crate::error::{errno, io, is_not_found};
 use crate::handles::{Handle, OpenFile};
 use crate::inode::CachedSize;
-use crate::{Access, Fallocate, HandleId, Ino, Kind, ROOT, Result, Vault, VaultError, Whence};
+use crate::{Access, Fallocate, HandleId, Ino, Kind, ROOT, Result, Sought, Vault, VaultError, Whence};
 use lamassu_format::{PAGE_LEN, PageNo, Profile};
 use lamassu_store::file::Rekey;
 use lamassu_store::{BackendFile, File, FileContext, Hole};
@@ -408,16 +408,25 @@ impl Vault {
         Ok(())
     }
 
-    /// lseek(2) for data and holes.
+    /// lseek(2) for data and holes. Looks at `most` bytes of the file, roughly.
     ///
     /// # Errors
     /// [`VaultError::NoData`] past the end, or where no data follows.
-    pub fn seek(&self, handle: HandleId, offset: u64, whence: Whence) -> Result<u64> {
+    pub fn seek(&self, handle: HandleId, offset: u64, whence: Whence, most: u64) -> Result<Sought> {
         let (open, _) = self.file_of(handle)?;
         let file = open.file();
         let found = self.read_current(|| match whence {
-            Whence::Data => Ok(file.seek_data(offset)?),
-            Whence::Hole => Ok(file.seek_hole(offset)?),
+            Whence::Data => Ok(file.hole_at(offset, u64::MAX, most)?.map(|hole| match hole.end == offset {
+                true => Sought::Found(offset),
+                false => Sought::NotBefore(hole.end),
+            })),
+            Whence::Hole => {
+                let until = offset.saturating_add(most);
+                let found = file.seek_hole_before(offset, until)?;
+                // The end of the file is a hole, too.
+                let goes_on = found == Some(until) && file.hole_at(until, until, 0)?.is_some();
+                Ok(found.map(|found| if goes_on { Sought::NotBefore(found) } else { Sought::Found(found) }))
+            }
         });
         found?.ok_or(VaultError::NoData)
     }

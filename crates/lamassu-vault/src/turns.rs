@@ -490,7 +490,10 @@ impl Turns {
         self.runnable.notify_all();
         self.quiet.wait_while(&mut state, |state| state.older_users > 0);
         let names = state.names.take();
-        state.expiring = names.into_iter().map(|name| (name, 0)).collect();
+        // A number of its own: a thread that was left behind by an earlier turn still takes away what it has dropped.
+        state.dropping_names += 1;
+        let number = state.dropping_names;
+        state.expiring = names.into_iter().map(|name| (name, number)).collect();
         let (inodes, last_told) = (state.inodes.take(), state.last_told.take());
         drop(state);
         let until = |after| {

@@ -119,6 +119,15 @@ pub enum Whence {
     Hole,
 }
 
+/// The result of a search that looks at a part of a file at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sought {
+    /// What was looked for.
+    Found(u64),
+    /// Nothing before this offset.
+    NotBefore(u64),
+}
+
 /// setxattr(2) flags.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SetXattr {

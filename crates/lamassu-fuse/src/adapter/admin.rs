@@ -9,11 +9,14 @@ use crate::control::{
     LAMASSU_IOC_THAW, Status,
 };
 use fuser::{Errno, INodeNo, ReplyIoctl, ReplyLseek, Request};
-use lamassu_vault::{FileSystem, HandleId, Ino, ROOT, Whence};
+use lamassu_vault::{FileSystem, HandleId, Ino, ROOT, Sought, Whence};
 use parking_lot::MutexGuard;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use zeroize::Zeroizing;
+
+/// Bytes of a file that are looked through for data or a hole before it is asked whether the turn is to end.
+const SOUGHT_AT_ONCE: u64 = 64 << 20;
 
 /// What an ioctl carries.
 pub(super) struct IoctlRequest<'a> {
@@ -154,10 +157,7 @@ impl<F: FileSystem> Shared<F> {
     /// writing somewhere has them pushed to us first, by invalidating the range: otherwise data that only the page
     /// cache holds would look like a hole.
     pub(super) fn seek(self: &Arc<Self>, ino: Ino, handle: HandleId, offset: u64, whence: Whence, reply: ReplyLseek) {
-        let answer = move |shared: &Arc<Self>| match shared.fs.seek(handle, offset, whence) {
-            Ok(found) => reply.offset(found as i64),
-            Err(error) => reply.error(failed("lseek", &error)),
-        };
+        let answer = move |shared: &Arc<Self>| shared.seek_in_pieces(ino, handle, offset, whence, reply);
         if !self.is_written(ino) {
             return self.look(ino, "lseek", answer);
         }
@@ -166,6 +166,31 @@ impl<F: FileSystem> Shared<F> {
             shared.push_out(ino, offset, 0);
             shared.look(ino, "lseek", answer);
         });
+    }
+
+    /// A file without holes is looked through to its end. The turn of this host does not wait for that.
+    fn seek_in_pieces(
+        self: &Arc<Self>,
+        ino: Ino,
+        handle: HandleId,
+        mut offset: u64,
+        whence: Whence,
+        reply: ReplyLseek,
+    ) {
+        loop {
+            offset = match self.fs.seek(handle, offset, whence, SOUGHT_AT_ONCE) {
+                Ok(Sought::Found(found)) => return reply.offset(found as i64),
+                Ok(Sought::NotBefore(next)) => next,
+                Err(error) => return reply.error(failed("lseek", &error)),
+            };
+            if self.fs.join_turns(ino).is_some_and(|turns| turns.is_to_end()) {
+                // On another thread: from here the next turn would be waited for in this one.
+                let shared = self.clone();
+                return self.aside("lseek", move |_| {
+                    shared.look(ino, "lseek", move |s| s.seek_in_pieces(ino, handle, offset, whence, reply));
+                });
+            }
+        }
     }
 
     /// Makes the kernel ask for the attributes before it uses them again. The kernel takes no lock on the inode or on

@@ -10,7 +10,7 @@ use super::{Shared, TTL};
 use fuser::INodeNo;
 use lamassu_vault::forest::Cache;
 use lamassu_vault::{FileSystem, Ino, ROOT};
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::sync::Weak;
 use std::time::Duration;
 
@@ -26,16 +26,18 @@ impl<F: FileSystem> Cache for KernelCache<F> {
         // A window that is being put into the page cache comes from the vault that is unloaded.
         shared.tuning.wait_filled(ino);
         shared.push_out(ino, 0, 0);
-        if ino == ROOT {
-            let absent = std::mem::take(&mut *shared.absent.lock());
-            absent.iter().for_each(|name| shared.drop_entry(ROOT, name));
-        }
     }
 
     fn drop_entry(&self, parent: Ino, name: &OsStr) {
         if let Some(shared) = self.0.upgrade() {
             shared.drop_entry(parent, name);
         }
+    }
+
+    fn take_absent(&self) -> Vec<OsString> {
+        let Some(shared) = self.0.upgrade() else { return Vec::new() };
+        let absent = std::mem::take(&mut *shared.absent.lock());
+        absent.into_iter().collect()
     }
 
     fn expire_attributes(&self, ino: Ino) {

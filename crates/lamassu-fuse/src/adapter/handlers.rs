@@ -26,8 +26,9 @@ use std::time::{Duration, SystemTime};
 /// The longest read that is accepted. The kernel asks for at most [`crate::MountOptions::max_read`]; a buffer of the
 /// requested length is allocated.
 const READ_LEN_MAX: u32 = 16 << 20;
-/// Bytes copied for one request: the caller asks again for the rest, and can be interrupted in between.
-const COPY_LEN_MAX: u64 = 256 << 20;
+/// Bytes copied for one request: the caller asks again for the rest, and can be interrupted in between. Less where other
+/// hosts wait for the end of the turn, in which the requests of many callers may be carried out.
+const COPY_LEN_MAX: [u64; 2] = [256 << 20, 8 << 20];
 
 impl<F: FileSystem> Filesystem for Adapter<F> {
     fn init(&mut self, _req: &Request, config: &mut KernelConfig) -> io::Result<()> {
@@ -394,7 +395,8 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
         reply: ReplyWrite,
     ) {
         let (from, to) = ((HandleId(fh_in.0), offset_in), (HandleId(fh_out.0), offset_out));
-        let (caller, len) = (Caller::of(req), len.min(COPY_LEN_MAX));
+        let most = COPY_LEN_MAX[usize::from(self.0.fs.hosts_take_turns())];
+        let (caller, len) = (Caller::of(req), len.min(most));
         self.0.change(ino_out.0, "copy_file_range", move |s| {
             let privileges = if caller.is_root() { Ok(()) } else { s.drop_privileges(ino_out.0, Some(to.0), caller) };
             match privileges.and_then(|()| s.copy_range(from, to, len)) {

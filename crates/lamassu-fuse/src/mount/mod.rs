@@ -17,9 +17,11 @@ use crate::adapter::{Adapter, KernelCache, RequestCount, Shared};
 use crate::control::Calls;
 use crate::options::{CacheMode, MountOptions};
 use fuser::{BackgroundSession, Config, Session, SessionACL};
+use lamassu_store::mount_table::MountLine;
 use lamassu_vault::forest::Cache;
 use lamassu_vault::{FileSystem, VaultError};
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use sys::MountId;
@@ -74,7 +76,7 @@ pub struct Mounted {
     session: Option<BackgroundSession>,
     unmounter: Unmounter,
     close_error: Box<dyn Fn() -> Option<VaultError> + Send + Sync>,
-    cache: Box<dyn Fn() -> Box<dyn Cache> + Send + Sync>,
+    cache: Box<dyn Fn() -> Arc<dyn Cache> + Send + Sync>,
     counted: Arc<dyn Fn() -> Vec<RequestCount> + Send + Sync>,
 }
 
@@ -127,7 +129,7 @@ pub fn mount_answering<F: FileSystem>(
         })
     };
     let weak = Arc::downgrade(&shared);
-    let cache = Box::new(move || Box::new(KernelCache(weak.clone())) as Box<dyn Cache>);
+    let cache = Box::new(move || Arc::new(KernelCache(weak.clone())) as Arc<dyn Cache>);
     let weak = Arc::downgrade(&shared);
     let counted = Arc::new(move || weak.upgrade().map(|shared| shared.counted()).unwrap_or_default());
     let close_error = Box::new(move || shared.close_error());
@@ -135,9 +137,26 @@ pub fn mount_answering<F: FileSystem>(
     Ok(Mounted { session: Some(session), unmounter, close_error, cache, counted })
 }
 
+/// Unmounts a mount of the table, wherever it is now, and no other one, whatever its path leads to meanwhile. One that
+/// is gone is no error.
+///
+/// # Errors
+/// [`MountError::Busy`], also if another mount hides it; those of the kernel and of its helper.
+pub fn unmount(mount: &MountLine, lazy: bool) -> Result<(), MountError> {
+    MountId::of_line(mount).detach(lazy)
+}
+
+/// The root of a mount of the table, and of no other one. Its daemon is not asked.
+///
+/// # Errors
+/// `NotFound` if it is gone, or hidden; those of the system.
+pub fn root_of(mount: &MountLine) -> io::Result<OwnedFd> {
+    MountId::of_line(mount).root()
+}
+
 fn start<F: FileSystem>(
     shared: &Arc<Shared<F>>,
-    device: std::os::fd::OwnedFd,
+    device: OwnedFd,
     options: &MountOptions,
 ) -> io::Result<BackgroundSession> {
     let mut config = Config::default();
@@ -169,7 +188,7 @@ impl Mounted {
     }
 
     /// What the kernel keeps of the file system, for [`lamassu_vault::Forest::set_cache`].
-    pub fn cache(&self) -> Box<dyn Cache> {
+    pub fn cache(&self) -> Arc<dyn Cache> {
         (self.cache)()
     }
 

@@ -208,6 +208,11 @@ impl MountId {
         MountId { path, numbers }
     }
 
+    /// The mount of a line of the table.
+    pub(super) fn of_line(mount: &MountLine) -> MountId {
+        MountId { path: mount.mountpoint.clone(), numbers: Some(Numbers::of(mount)) }
+    }
+
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
@@ -226,15 +231,22 @@ impl MountId {
     /// Unmounts it, wherever it is now, and no other.
     pub(super) fn detach(&self, lazy: bool) -> Result<(), MountError> {
         let Some(place) = self.place() else { return Ok(()) };
-        let failed = |source: io::Error| MountError::Mount { path: place.clone(), source };
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let parent = rustix::fs::open(place.parent().unwrap_or(&place), flags, Mode::empty());
-        let parent = parent.map_err(|errno| failed(errno.into()))?;
-        match self.is_topmost(&parent, &place).map_err(failed)? {
-            true => detach(&parent, &place, lazy),
+        match self.hold(&place).map_err(|source| MountError::Mount { path: place.clone(), source })? {
+            Some((parent, root)) => {
+                // It would be in use.
+                drop(root);
+                detach(&parent, &place, lazy)
+            }
             // Another mount hides it, or the path leads elsewhere by now.
-            false => Err(MountError::Busy(place)),
+            None => Err(MountError::Busy(place)),
         }
+    }
+
+    /// The root of this mount, which nothing done to the path can exchange. The mount is not asked: it may hang.
+    pub(super) fn root(&self) -> io::Result<OwnedFd> {
+        let gone = || io::Error::from(io::ErrorKind::NotFound);
+        let (_, root) = self.hold(&self.place().ok_or_else(gone)?)?.ok_or_else(gone)?;
+        Ok(root)
     }
 
     /// After a failed start, when no thread serves the mount: errors are ignored.
@@ -244,12 +256,16 @@ impl MountId {
         }
     }
 
-    /// Whether a path leads to this mount. The kernel answers without asking the mount, which may hang.
-    fn is_topmost(&self, parent: &OwnedFd, place: &Path) -> io::Result<bool> {
-        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let top = rustix::fs::openat(parent, place.file_name().unwrap_or_default(), flags, Mode::empty())?;
-        let id = mount_id(&top)?;
-        Ok(id.is_some() && id == self.numbers.as_ref().map(|numbers| numbers.mount))
+    /// Opens the directory of its mount point and its root; `None`: the path does not lead to this mount. The kernel
+    /// answers without asking the mount, which may hang.
+    fn hold(&self, place: &Path) -> io::Result<Option<(OwnedFd, OwnedFd)>> {
+        let flags = OFlags::PATH | OFlags::CLOEXEC;
+        let parent = rustix::fs::open(place.parent().unwrap_or(place), flags | OFlags::DIRECTORY, Mode::empty())?;
+        let name = place.file_name().unwrap_or_default();
+        let root = rustix::fs::openat(&parent, name, flags | OFlags::NOFOLLOW, Mode::empty())?;
+        let id = mount_id(&root)?;
+        let is_this = id.is_some() && id == self.numbers.as_ref().map(|numbers| numbers.mount);
+        Ok(is_this.then_some((parent, root)))
     }
 
     /// Raises the read-ahead of the mount: the kernel starts FUSE mounts with 128 KiB. Needs root; for other users

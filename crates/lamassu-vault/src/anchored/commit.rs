@@ -107,12 +107,18 @@ impl Vault {
         self.carry_out().map(drop)
     }
 
-    /// The same if the queue is long: called before a change that makes it longer. What a policy forbids is no reason to
-    /// refuse other changes.
+    /// Admission of a change that the queue records: waits if the queue is long. The caller holds no lock of the tree.
     ///
     /// # Errors
-    /// As [`Vault::commit_anchor`].
-    pub(crate) fn bound_queue(&self) -> Result<()> {
+    /// As [`Vault::commit_anchor`]; those of admission.
+    pub(crate) fn change_recorded(&self) -> Result<crate::gate::Pass<'_>> {
+        let pass = self.change()?;
+        self.bound_queue()?;
+        Ok(pass)
+    }
+
+    /// What a policy forbids is no reason to refuse other changes.
+    fn bound_queue(&self) -> Result<()> {
         let Some(anchored) = &self.anchored else { return Ok(()) };
         let is_long = || anchored.anchor.queued() >= QUEUED_MAX;
         if !is_long() {

@@ -10,7 +10,7 @@ use crate::locks::{Locks, Object};
 use crate::turns::Turns;
 use crate::{
     Access, Attr, DirEntry, Entry, Fallocate, HandleId, Ino, Kind, Owner, ROOT, RenameMode, Result, SetAttr, SetXattr,
-    StatFs, Upkeep, Vault, VaultError, Whence,
+    Sought, StatFs, Upkeep, Vault, VaultError, Whence,
 };
 use lamassu_format::root::MODE_BITS;
 use lamassu_store::Hole;
@@ -353,8 +353,8 @@ impl FileSystem for Forest {
         self.of(to.0)?.copy_range((local_handle(from.0), from.1), (local_handle(to.0), to.1), len)
     }
 
-    fn seek(&self, handle: HandleId, offset: u64, whence: Whence) -> Result<u64> {
-        self.of(handle)?.seek(local_handle(handle), offset, whence)
+    fn seek(&self, handle: HandleId, offset: u64, whence: Whence, most: u64) -> Result<Sought> {
+        self.of(handle)?.seek(local_handle(handle), offset, whence, most)
     }
 
     fn hole_at(&self, handle: HandleId, offset: u64, until: u64, most: u64) -> Result<Hole> {

@@ -8,6 +8,7 @@ use crate::locks::Locks;
 use crate::root::ShownPermissions;
 use crate::turns::Turns;
 use crate::{Attr, HandleId, Ino, ROOT, Result, Vault};
+use lamassu_anchor::ObjectId;
 use lamassu_format::header::VaultId;
 use lamassu_format::root::RootRecord;
 use lamassu_store::Backend;
@@ -75,12 +76,15 @@ pub(super) struct ByTurns {
     /// State that the last vault has left, while none is open. Held shared by operations without a turn, exclusively to
     /// begin or end a turn.
     pub left: RwLock<Option<Mutex<Left>>>,
+    /// The objects of files that were open when the last turn ended. Requests for locks come while a turn begins or
+    /// ends, too, which may take as long as the server does, and must not wait for that.
+    pub open_objects: Mutex<HashMap<Ino, ObjectId>>,
     /// What the kernel has given back, and was not taken back yet: it came while a turn began or ended.
     pub given_back: Mutex<Vec<GivenBack>>,
     /// The attributes of the mount's root as this host last read them: in this turn, or in its last one. Requests to
     /// the daemon go to the root, which therefore opens also while this host can have no turn.
     pub root: Mutex<Option<Attr>>,
-    /// Whether something that was written in the last turn could not be committed.
+    /// Whether something that was written in a turn could not be committed.
     pub has_lost: AtomicBool,
 }
 
@@ -97,6 +101,7 @@ impl ByTurns {
             turns,
             locks,
             left: RwLock::default(),
+            open_objects: Mutex::default(),
             given_back: Mutex::default(),
             root: Mutex::new(root),
             has_lost: AtomicBool::new(false),

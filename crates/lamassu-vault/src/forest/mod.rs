@@ -17,6 +17,7 @@
 
 mod calls;
 mod member;
+mod names;
 mod states;
 mod turns;
 
@@ -123,8 +124,10 @@ pub trait Opener: Send + Sync {
 pub trait Cache: Send + Sync {
     /// Writes back dirty contents, and drops contents and attributes.
     fn drop_inode(&self, ino: Ino);
-    /// Drops a name, and everything below it.
+    /// Drops a name, and everything below it. Waits while a program holds the directory.
     fn drop_entry(&self, parent: Ino, name: &OsStr);
+    /// The names in the root of the mount whose absence may be cached, to be dropped; they are no longer remembered.
+    fn take_absent(&self) -> Vec<OsString>;
     /// Makes the cache ask for attributes before it uses them again.
     fn expire_attributes(&self, ino: Ino);
     /// Makes the cache look a name up before it uses it again.
@@ -138,7 +141,8 @@ pub struct Forest {
     /// Directories, by number, that are known to be roots of datasets.
     crossings: RwLock<HashMap<Ino, Number>>,
     opener: Arc<dyn Opener>,
-    cache: OnceLock<Box<dyn Cache>>,
+    cache: OnceLock<Arc<dyn Cache>>,
+    dropping: names::Dropping,
     keeps_acls: bool,
     upkeep: Upkeep,
     /// Cipher threads, of all vaults together.
@@ -184,6 +188,7 @@ impl Forest {
             crossings: RwLock::default(),
             opener,
             cache: OnceLock::new(),
+            dropping: names::Dropping::default(),
             keeps_acls,
             upkeep,
             engine,
@@ -197,7 +202,7 @@ impl Forest {
     }
 
     /// The cache to notify when vaults are unloaded; set once.
-    pub fn set_cache(&self, cache: Box<dyn Cache>) {
+    pub fn set_cache(&self, cache: Arc<dyn Cache>) {
         // A second one would belong to the same mount.
         let _ = self.cache.set(cache);
     }
@@ -206,8 +211,8 @@ impl Forest {
     /// changed them. Must not be called by a thread that answers the kernel.
     pub fn changed_beside_kernel(&self, parent: Ino, name: &OsStr) {
         if let Some(cache) = self.cache.get() {
-            cache.drop_entry(parent, name);
             cache.drop_inode(parent);
+            self.drop_names([(parent, name.to_owned())]);
         }
     }
 

@@ -1,7 +1,7 @@
 //! Opening, unloading and loading members, and operations on all members at once.
 
 use super::member::{Inside, KnownMember, Member, State};
-use super::{Cache, Forest, Number, Opening, ROOT_MEMBER, Unverified, global, read_header, tell_damage};
+use super::{Forest, Number, Opening, ROOT_MEMBER, Unverified, global, read_header, tell_damage};
 use crate::root::Top;
 use crate::{Ino, Owner, ROOT, Result, Vault, VaultError};
 use lamassu_format::header::VaultHeader;
@@ -23,11 +23,6 @@ const POLL: Duration = Duration::from_millis(1);
 const HELD_HERE: usize = 2;
 /// Threads that make the kernel drop its caches.
 const DROPPING: usize = 16;
-
-/// Makes the kernel drop names in the root of the mount, and everything below them.
-fn drop_names(cache: &dyn Cache, names: &[OsString]) {
-    names.iter().for_each(|name| cache.drop_entry(global(ROOT_MEMBER, ROOT), name));
-}
 
 /// A dataset that was unloaded and is to be removed. It is not loaded again in between.
 pub struct Destroying<'a> {
@@ -267,12 +262,7 @@ impl Forest {
         let closed = vault.close();
         self.opener.unloading(slot.number);
         self.drop_cached(slot, &vault);
-        if let Some(cache) = self.cache.get() {
-            drop_names(&**cache, &names);
-            if let Some((dir, name)) = place {
-                cache.drop_entry(dir, &name);
-            }
-        }
+        self.drop_names(names.into_iter().chain(place));
         let mut owed = slot.owed.lock();
         owed.ending = None;
         for (ino, count) in vault.nodes.lock().references() {
@@ -281,8 +271,15 @@ impl Forest {
         closed
     }
 
+    /// Makes the kernel drop names, and everything below them. The order of locks: none that requests need is held.
+    pub(super) fn drop_names(&self, names: impl IntoIterator<Item = (Ino, OsString)>) {
+        if let Some(cache) = self.cache.get() {
+            self.dropping.drop_names(cache, names);
+        }
+    }
+
     /// Makes the kernel drop all that it caches of open vaults. Several threads do it, so that a request that holds a
-    /// page or a directory delays only that one.
+    /// page delays only that one. A program that holds the root's directory delays names in it, and nothing else.
     pub fn drop_all_cached(&self) {
         let Some(cache) = self.cache.get() else { return };
         let mut known: Vec<Ino> = Vec::new();
@@ -292,9 +289,7 @@ impl Forest {
         }
         let next = AtomicUsize::new(0);
         std::thread::scope(|scope| {
-            scope.spawn(|| {
-                open.iter().for_each(|(vault, slot)| drop_names(&**cache, &self.names_in_root(slot, vault)));
-            });
+            scope.spawn(|| self.drop_names(open.iter().flat_map(|(vault, slot)| self.names_in_root(slot, vault))));
             for _ in 0..DROPPING {
                 scope.spawn(|| {
                     while let Some(ino) = known.get(next.fetch_add(1, Ordering::Relaxed)) {
@@ -306,8 +301,13 @@ impl Forest {
     }
 
     /// Names that make the kernel drop all names of a member. A dataset's names go with the name of its root.
-    fn names_in_root(&self, slot: &KnownMember, vault: &Vault) -> Vec<OsString> {
-        if slot.number == ROOT_MEMBER { vault.names_in_root() } else { Vec::new() }
+    fn names_in_root(&self, slot: &KnownMember, vault: &Vault) -> Vec<(Ino, OsString)> {
+        if slot.number != ROOT_MEMBER {
+            return Vec::new();
+        }
+        let absent = self.cache.get().map(|cache| cache.take_absent()).unwrap_or_default();
+        let names = vault.names_in_root().into_iter().chain(absent);
+        names.map(|name| (global(ROOT_MEMBER, ROOT), name)).collect()
     }
 
     fn drop_cached(&self, slot: &KnownMember, vault: &Vault) {
@@ -408,10 +408,10 @@ impl Forest {
         if number == ROOT_MEMBER {
             return Err(VaultError::Refused("this is the mount's own vault, not a dataset"));
         }
+        let changing = self.changing.lock();
         if !forced && self.open_files(number) > 0 {
             return Err(VaultError::Refused("files in it are open: close them, or give --force"));
         }
-        let changing = self.changing.lock();
         let slot = self.slot(number)?;
         if let Err(error) = self.unload_by(&changing, number) {
             if slot.loaded().is_some() {

@@ -92,11 +92,14 @@ impl Forest {
     pub fn end_turn(&self, member: Number) -> Result<()> {
         let slot = self.slot(member)?;
         let Some(by_turns) = slot.by_turns() else { return Ok(()) };
+        if let Some(vault) = slot.loaded() {
+            *by_turns.open_objects.lock() = vault.open_objects();
+        }
         let mut left = by_turns.left.write();
         let Some(vault) = slot.take_loaded() else { return Ok(()) };
         let (now_left, done) = vault.leave();
         *left = Some(Mutex::new(now_left));
-        by_turns.has_lost.store(done.is_err(), Ordering::Release);
+        by_turns.has_lost.fetch_or(done.is_err(), Ordering::AcqRel);
         drop(left);
         by_turns.take_back(&slot);
         done
@@ -350,7 +353,12 @@ impl Forest {
     pub(super) fn object_of(&self, ino: Ino) -> Result<ObjectId> {
         let (member, node) = (member_of(ino), local(ino));
         let here = || self.vault(member).map(|vault| vault.object_of(node)).unwrap_or_default();
-        let object = self.beside_turns(member, |left| left.object_of(node), here);
+        // A turn that begins or ends is not waited for.
+        let between = self.by_turns(member).and_then(|by_turns| match by_turns.left.try_read() {
+            Some(_) => None,
+            None => by_turns.open_objects.lock().get(&node).copied(),
+        });
+        let object = between.unwrap_or_else(|| self.beside_turns(member, |left| left.object_of(node), here));
         if object == ObjectId::default() { Err(VaultError::Stale) } else { Ok(object) }
     }
 

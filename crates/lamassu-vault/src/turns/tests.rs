@@ -186,6 +186,38 @@ fn what_the_kernel_keeps_is_named_before_the_end() {
     assert_eq!(turns.stop_keeping(), None);
 }
 
+/// A thread that was left behind, since a program held a directory, ends in a later turn that has cached the name
+/// again.
+#[test]
+fn a_name_of_a_later_turn_is_not_taken_for_one_of_an_earlier() {
+    let turns = Turns::new();
+    let name = OsStr::new("name");
+    let keep = || {
+        turns.begin(Mode::Change);
+        turns.keep();
+        let answering = turns.enter(Need::LOOK).unwrap();
+        assert!(turns.may_keep_name(1, name));
+        drop(answering);
+        assert!(turns.stop_keeping().is_some());
+    };
+    let end = || {
+        turns.forgotten();
+        turns.stop_requests();
+        assert_eq!(turns.end(), None);
+    };
+    keep();
+    let rounds = std::cell::Cell::new(0);
+    turns.expire_names(|_, _| {
+        rounds.set(rounds.get() + 1);
+        if rounds.get() == 1 {
+            end();
+            keep();
+        }
+    });
+    assert_eq!(rounds.get(), 2, "the later turn's name is to be dropped, too");
+    end();
+}
+
 #[test]
 fn what_the_kernel_keeps_is_bounded() {
     let turns = Turns::new();

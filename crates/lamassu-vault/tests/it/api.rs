@@ -150,9 +150,10 @@ fn handles_of_one_file_see_each_other() {
         v.fallocate(writer, Fallocate::KeepSize, 0, 99000).unwrap();
         assert_eq!(v.getattr(ino, None).unwrap().size, 9000);
         assert!(matches!(v.fallocate(writer, Fallocate::Punch, 0, 0), Err(VaultError::Invalid)));
-        assert_eq!(v.seek(writer, 0, Whence::Data).unwrap(), 0);
-        assert_eq!(v.seek(writer, 8999, Whence::Hole).unwrap(), 9000.min(v.seek(writer, 8999, Whence::Hole).unwrap()));
-        assert!(matches!(v.seek(writer, 9000, Whence::Data), Err(VaultError::NoData)));
+        let seek = |offset, whence| v.seek(writer, offset, whence, u64::MAX);
+        assert_eq!(seek(0, Whence::Data).unwrap(), Sought::Found(0));
+        assert_eq!(seek(8999, Whence::Hole).unwrap(), Sought::Found(9000));
+        assert!(matches!(seek(9000, Whence::Data), Err(VaultError::NoData)));
         v.release(reader).unwrap();
         assert!(matches!(v.release(reader), Err(VaultError::BadHandle)));
         v.release(writer).unwrap();

@@ -151,15 +151,59 @@ impl Cache for Told {
     fn drop_entry(&self, parent: Ino, name: &OsStr) {
         self.0.lock().unwrap().1.push((parent, name.to_owned()));
     }
+    fn take_absent(&self) -> Vec<OsString> {
+        Vec::new()
+    }
     fn expire_attributes(&self, _ino: Ino) {}
     fn expire_entry(&self, _parent: Ino, _name: &OsStr) {}
+}
+
+/// A kernel of which a program holds the root directory until the other end is dropped.
+struct HeldRoot(Told, Mutex<std::sync::mpsc::Receiver<()>>);
+
+impl Cache for HeldRoot {
+    fn drop_inode(&self, ino: Ino) {
+        self.0.drop_inode(ino);
+    }
+    fn drop_entry(&self, parent: Ino, name: &OsStr) {
+        let _ = self.1.lock().unwrap().recv();
+        self.0.drop_entry(parent, name);
+    }
+    fn take_absent(&self) -> Vec<OsString> {
+        vec!["absent".into()]
+    }
+    fn expire_attributes(&self, _ino: Ino) {}
+    fn expire_entry(&self, _parent: Ino, _name: &OsStr) {}
+}
+
+#[test]
+fn a_program_that_holds_a_directory_keeps_no_keys_loaded() {
+    let w = wood(NameMode::Encrypted);
+    let told = Told::default();
+    let (holder, held) = std::sync::mpsc::channel();
+    w.forest.set_cache(Arc::new(HeldRoot(told.clone(), Mutex::new(held))));
+    let a = w.plant("a", true);
+    w.put("a/f", b"a");
+    let f = w.ino("a/f");
+    // What a lost session asks for.
+    w.forest.drop_all_cached();
+    assert!(told.0.lock().unwrap().0.contains(&f), "contents and attributes are dropped");
+    assert!(w.forest.unload(member_of(a)).unwrap() && w.forest.unload(ROOT_MEMBER).unwrap());
+    assert!(w.keys.told.lock().unwrap().iter().filter(|told| **told == "unloading true").count() == 1);
+    key_not_loaded(w.forest.lookup(ROOT, n("a")));
+    assert_eq!(told.0.lock().unwrap().1, []);
+    drop(holder);
+    let dropped = |name: &str| told.0.lock().unwrap().1.contains(&(ROOT, name.into()));
+    while !(dropped("a") && dropped("absent")) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 #[test]
 fn unloaded_vaults_let_everything_go_and_references_are_settled() {
     let w = wood(NameMode::Encrypted);
     let told = Told::default();
-    w.forest.set_cache(Box::new(told.clone()));
+    w.forest.set_cache(Arc::new(told.clone()));
     let a = w.plant("a", true);
     let deep = w.plant("a/deep", true);
     w.put("a/f", b"a");
@@ -225,6 +269,58 @@ fn the_whole_mount_is_unloaded_when_nobody_uses_it() {
     w.load_root();
     assert_eq!(w.get("a/f").unwrap(), b"a", "datasets that inherit open with it");
     assert_eq!(w.ino("a"), a);
+}
+
+struct NoLocks;
+
+impl lamassu_vault::locks::Locks for NoLocks {
+    fn ask(
+        &self,
+        _: lamassu_vault::locks::Asked,
+        _: lamassu_vault::locks::Done,
+    ) -> Option<Box<dyn lamassu_vault::locks::Waiting>> {
+        None
+    }
+    fn closes(&self, _: lamassu_vault::locks::Object, _: u64) -> Option<lamassu_vault::locks::Asked> {
+        None
+    }
+    fn closed(&self, _: u64) -> Vec<lamassu_vault::locks::Asked> {
+        Vec::new()
+    }
+    fn is_lost(&self, _: u64) -> bool {
+        false
+    }
+}
+
+/// The threads that answer the kernel make requests for locks: they must not wait for a server.
+#[test]
+fn what_a_lock_names_is_known_while_a_turn_ends() {
+    let w = wood_with(NameMode::Encrypted, true);
+    w.put("f", b"f");
+    let f = w.ino("f");
+    let handle = w.forest.open_file(f, RW).unwrap();
+    w.forest.take_turns(lamassu_vault::turns::Turns::new(), Arc::new(NoLocks));
+    let named = w.forest.locked_file(f).unwrap();
+    w.forest.write(handle, 0, b"F").unwrap();
+    let gate = w.keys.gate.clone();
+    let shut = gate.shut.lock().unwrap();
+    let before = gate.come.load(Relaxed);
+    std::thread::scope(|scope| {
+        let ends = scope.spawn(|| w.forest.end_turn(ROOT_MEMBER));
+        while gate.come.load(Relaxed) == before {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let (tell, told) = std::sync::mpsc::channel();
+        let forest = w.forest.clone();
+        std::thread::spawn(move || tell.send(forest.locked_file(f)));
+        let said = told.recv_timeout(Duration::from_secs(60));
+        let is_ending = !ends.is_finished();
+        drop(shut);
+        assert_eq!(said.expect("an answer while the turn ends").unwrap(), named);
+        assert!(is_ending);
+        ends.join().unwrap().unwrap();
+    });
+    assert_eq!(w.forest.locked_file(f).unwrap(), named, "between turns, too");
 }
 
 /// A re-keying that ends when it is told to.

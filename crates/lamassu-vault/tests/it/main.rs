@@ -21,6 +21,7 @@ mod events;
 mod fault;
 mod forest;
 mod forest_modes;
+mod long_queue;
 mod matrix;
 mod matrix_lab;
 mod model;

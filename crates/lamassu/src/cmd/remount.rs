@@ -6,6 +6,7 @@ use crate::mounts;
 use lamassu_host::Error as HostError;
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, mount_remount};
+use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -25,14 +26,18 @@ pub fn is_wanted(words: &[String]) -> bool {
 /// Gives the mount the flags among `words`: those that are not named are as in a first mount, `nosuid` and `nodev` on
 /// and the others off. Other words are of the first mount, which mount(8) repeats.
 pub fn run(mountpoint: &Path, words: &[String], read_only: bool) -> Result<(), Fault> {
-    let (path, _) = mounts::ours_at(mountpoint)?;
+    let (path, mount) = mounts::ours_at(mountpoint)?;
+    // Not by the path, which may lead to another mount by now.
+    let failed = |source| HostError::Local { op: "remount", path: path.clone(), source };
+    let root = lamassu_fuse::root_of(&mount).map_err(failed)?;
+    let held = format!("/proc/self/fd/{}", root.as_raw_fd());
     let mut flags = flags_of(words);
     flags.set(MountFlags::RDONLY, flags.contains(MountFlags::RDONLY) || read_only);
     let deadline = Instant::now() + CLOSING;
     loop {
-        match mount_remount(&path, flags, "") {
+        match mount_remount(&held, flags, "") {
             Err(Errno::BUSY) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(20)),
-            done => return Ok(done.map_err(|e| HostError::Local { op: "remount", path, source: e.into() })?),
+            done => return Ok(done.map_err(|error| failed(error.into()))?),
         }
     }
 }

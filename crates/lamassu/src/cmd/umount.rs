@@ -9,14 +9,13 @@ use crate::fault::{Context, Fault, Result};
 use crate::mounts::{self, Mount};
 use crate::output::Ui;
 use lamassu_format::name;
+use lamassu_fuse::MountError;
 use lamassu_fuse::control::{self, ControlError, Root};
 use lamassu_host::control::AskError;
 use lamassu_host::control::protocol::{Failed, Status, pid_namespace};
 use lamassu_host::{Error as HostError, FaultKind, lock};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
-use rustix::mount::UnmountFlags;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, set_parent_process_death_signal};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -100,17 +99,17 @@ fn by_worker(ui: &Ui, mountpoint: &Path) -> Result<Code> {
 fn detach(given: &Path) -> Result<()> {
     let (path, mount) = mounts::fuse_at(given)?;
     // Writers that wait for a thaw would keep a frozen mount from ending, and no path leads to it any more to thaw it.
-    let thawing = thaw(&path);
+    let thawing = thaw(&mount);
     if mount.fs_type != mounts::TYPE && thawing.is_some_and(has_failed) {
         return Err(Fault::NotAMount { path: given.into() }.into());
     }
-    Ok(unmount(&path, true)?)
+    Ok(unmount(&path, &mount, true)?)
 }
 
 /// Starts a process that thaws a mount when its daemon answers, also once it is detached. It need not be waited for.
-fn thaw(path: &Path) -> Option<Child> {
-    let root = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?;
-    itself().args(["umount", "--lazy", "--worker", "--"]).arg(path).stdin(root).spawn().ok()
+fn thaw(mount: &Mount) -> Option<Child> {
+    let root = lamassu_fuse::root_of(mount).ok()?;
+    itself().args(["umount", "--lazy", "--worker", "--"]).arg(&mount.mountpoint).stdin(root).spawn().ok()
 }
 
 /// What that process does: its standard input is the root of the mount.
@@ -142,7 +141,7 @@ fn settle_and_unmount(ui: &Ui, given: &Path) -> Result<()> {
     let status = settle(ui, given, &path, mount.fs_type == mounts::TYPE)?;
     // While it is mounted its number is its own.
     let daemon = status.as_ref().and_then(|status| daemon(status, &mount));
-    unmount(&path, false)?;
+    unmount(&path, &mount, false)?;
     let Some(served) = served_vault(&mount, status) else { return Ok(()) };
     match daemon {
         Some(daemon) => wait_for(ui, &mount, || has_ended(&daemon)),
@@ -291,32 +290,14 @@ fn is_gone(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOTCONN | libc::ECONNABORTED))
 }
 
-fn unmount(path: &Path, lazy: bool) -> Result<(), Fault> {
-    let flags = if lazy { UnmountFlags::DETACH } else { UnmountFlags::empty() };
-    match rustix::mount::unmount(path, flags | UnmountFlags::NOFOLLOW) {
-        Ok(()) => Ok(()),
-        Err(Errno::BUSY) => Err(Fault::MountBusy { path: path.into() }),
-        Err(Errno::PERM) => unmount_by_helper(path, lazy),
-        Err(error) => Err(Fault::Umount { path: path.into(), reason: error.to_string() }),
-    }
-}
-
-/// fusermount3 is set-uid and unmounts for the user who mounted.
-fn unmount_by_helper(path: &Path, lazy: bool) -> Result<(), Fault> {
-    let failed = |reason| Fault::Umount { path: path.into(), reason };
-    let output = Command::new("fusermount3")
-        .args(if lazy { ["-u", "-z"].as_slice() } else { &["-u"] })
-        .arg("--")
-        .arg(path)
-        .stdin(Stdio::null())
-        .output()
-        .map_err(|e| failed(format!("cannot run fusermount3: {e}; install the package fuse3")))?;
-    let said = String::from_utf8_lossy(&output.stderr).trim().to_string();
-    match output.status.success() {
-        true => Ok(()),
-        false if said.to_ascii_lowercase().contains("busy") => Err(Fault::MountBusy { path: path.into() }),
-        false => Err(failed(said)),
-    }
+/// Takes this mount away, and no other one: its daemon chose when it answered, and its user what the path leads to.
+fn unmount(path: &Path, mount: &Mount, lazy: bool) -> Result<(), Fault> {
+    lamassu_fuse::unmount(mount, lazy).map_err(|error| match error {
+        MountError::Busy(_) => Fault::MountBusy { path: path.into() },
+        MountError::HelperRefused(said) => Fault::Umount { path: path.into(), reason: said.to_string() },
+        MountError::Mount { path: _, source } => Fault::Umount { path: path.into(), reason: source.to_string() },
+        error => Fault::Umount { path: path.into(), reason: error.to_string() },
+    })
 }
 
 /// The process that serves a mount, if it is known here under the number that it tells. It is of the user who mounted:

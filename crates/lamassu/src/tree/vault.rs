@@ -5,7 +5,7 @@ use super::{Dir, Input, Meta, Node, Output, Tree};
 use crate::fault::{Context, Result};
 use lamassu_vault::{
     Access, Attr, Entry, EntryRef, FileSystem, Forest, Kind, OpenEntry, Owner, RenameMode, SetAttr, SetTime, SetXattr,
-    Time, VaultError, Whence, write_all,
+    Sought, Time, VaultError, Whence, write_all,
 };
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStringExt;
@@ -252,19 +252,30 @@ struct VaultFile {
     name: String,
 }
 
+impl VaultFile {
+    fn sought(&self, mut offset: u64, whence: Whence) -> Result<u64, VaultError> {
+        loop {
+            match self.file.fs().seek(self.file.handle(), offset, whence, u64::MAX)? {
+                Sought::Found(found) => return Ok(found),
+                Sought::NotBefore(next) => offset = next,
+            }
+        }
+    }
+}
+
 impl Input for VaultFile {
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<usize> {
         self.file.fs().read(self.file.handle(), offset, buf).with_context(|| self.name.clone())
     }
 
     fn next_data(&self, offset: u64) -> Result<Option<(u64, u64)>> {
-        let found = self.file.fs().seek(self.file.handle(), offset, Whence::Data);
+        let found = self.sought(offset, Whence::Data);
         let start = match found {
             Ok(start) => start,
             Err(VaultError::NoData) => return Ok(None),
             Err(error) => return Err(error).with_context(|| self.name.clone()),
         };
-        let end = self.file.fs().seek(self.file.handle(), start, Whence::Hole).with_context(|| self.name.clone())?;
+        let end = self.sought(start, Whence::Hole).with_context(|| self.name.clone())?;
         Ok(Some((start, end)))
     }
 

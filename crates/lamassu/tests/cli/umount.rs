@@ -101,6 +101,29 @@ fn waiting_for_a_daemon_that_stands_still_ends_at_a_signal() {
     assert_eq!(b.run("cat v f").ok().text(), "content");
 }
 
+/// The daemon chooses when it answers, and whoever owns a directory above what its path leads to by then.
+#[test]
+fn nothing_is_unmounted_but_the_mount_that_was_found() {
+    let b = bench("");
+    for dir in ["a", "a/home", "victim", "victim/home"] {
+        b.dir(dir);
+    }
+    b.run("init w").ok();
+    b.run("mount w victim/home").ok();
+    b.run("mount v a/home").ok();
+    let stopped = Stopped::new(daemon_of(&b));
+    let said = fs::File::create(b.path("said")).unwrap();
+    let mut umount = b.command(["umount", "a/home"]).stdout(Stdio::piped()).stderr(said).spawn().unwrap();
+    wait_for("the daemon is asked", || fs::read_to_string(b.path("said")).unwrap().contains("waiting until"));
+    fs::rename(b.path("a"), b.path("b")).unwrap();
+    std::os::unix::fs::symlink(b.path("victim"), b.path("a")).unwrap();
+    drop(stopped);
+    assert_eq!(ended(&mut umount), Some(0));
+    assert!(!is_mounted(&b.path("b/home")), "it is unmounted where it is now");
+    assert!(is_mounted(&b.path("victim/home")));
+    b.unmount("victim/home");
+}
+
 /// The daemon has taken the request then, and whoever sent it ends no sooner than it is answered.
 #[test]
 fn waiting_for_a_store_that_stands_still_ends_at_a_signal() {

@@ -2,8 +2,8 @@
 
 use super::anchored::{Findings, new_anchor};
 use super::{RO, RW, codec_of_mode, compression, local, me, n, options};
-use lamassu_anchor::Anchor;
-use lamassu_anchor::table::{MemoryTable, Table};
+use lamassu_anchor::table::{Change, MemoryTable, Space, Table, Visit};
+use lamassu_anchor::{Anchor, AnchorError};
 use lamassu_crypto::SecretBytes;
 use lamassu_format::header::{Header, NameMode, VaultHeader, VaultId};
 use lamassu_format::{Domain, Geometry, Suite};
@@ -18,8 +18,8 @@ use lamassu_vault::forest::{Number, Opener, Opening, ROOT_MEMBER, State, member_
 use lamassu_vault::{FileSystem, Forest, HandleId, Ino, Options, Result, Vault, VaultError, scrub};
 use std::collections::{BTreeSet, HashMap};
 use std::path::PathBuf;
-use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Mutex};
 
 pub fn slot(material: &Material) -> NewSlot<'_> {
@@ -34,6 +34,8 @@ pub struct Keys {
     pub read_only: AtomicBool,
     /// The anchors of those that have one.
     pub tables: Mutex<HashMap<VaultId, Arc<dyn Table>>>,
+    /// While this is held, commits of the anchors wait.
+    pub gate: Arc<Gate>,
     /// What happens while the next one is opened.
     pub meanwhile: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
@@ -47,9 +49,38 @@ impl Keys {
 
     /// Makes the anchor of a vault that is empty.
     fn anchor(&self, header: &VaultHeader, backend: &dyn Backend) {
-        let table: Arc<dyn Table> = Arc::new(MemoryTable::default());
+        let table: Arc<dyn Table> = Arc::new(Gated { table: MemoryTable::default(), gate: self.gate.clone() });
         drop(new_anchor(header, backend, &table));
         self.tables.lock().unwrap().insert(header.id(), table);
+    }
+}
+
+/// Holds commits up.
+#[derive(Default)]
+pub struct Gate {
+    pub shut: Mutex<()>,
+    /// Commits that have come to it.
+    pub come: AtomicUsize,
+}
+
+struct Gated {
+    table: MemoryTable,
+    gate: Arc<Gate>,
+}
+
+impl Table for Gated {
+    fn get(&self, space: Space, key: &[u8]) -> std::result::Result<Option<Vec<u8>>, AnchorError> {
+        self.table.get(space, key)
+    }
+
+    fn scan(&self, space: Space, prefix: &[u8], visit: &mut Visit<'_>) -> std::result::Result<(), AnchorError> {
+        self.table.scan(space, prefix, visit)
+    }
+
+    fn commit(&self, changes: &[Change]) -> std::result::Result<(), AnchorError> {
+        self.gate.come.fetch_add(1, Relaxed);
+        let _open = self.gate.shut.lock().unwrap();
+        self.table.commit(changes)
     }
 }
 
