@@ -26,8 +26,8 @@ use std::time::{Duration, SystemTime};
 /// The longest read that is accepted. The kernel asks for at most [`crate::MountOptions::max_read`]; a buffer of the
 /// requested length is allocated.
 const READ_LEN_MAX: u32 = 16 << 20;
-/// Bytes copied for one request: the caller asks again for the rest, and can be interrupted in between. Less where other
-/// hosts wait for the end of the turn, in which the requests of many callers may be carried out.
+/// Bytes copied for one request: the caller asks again for the rest, and can be interrupted in between. Less where
+/// other hosts wait for the end of the turn, in which the requests of many callers may be carried out.
 const COPY_LEN_MAX: [u64; 2] = [256 << 20, 8 << 20];
 
 impl<F: FileSystem> Filesystem for Adapter<F> {
