@@ -262,10 +262,16 @@ impl Served {
                 let keys = &kept.get(&member).ok_or(VaultError::KeyNotLoaded)?.keys;
                 Ok::<_, Error>(keys.history(&place.path(), header)?)
             })?;
+            // Another host may write it by now.
+            let is_lost = self.forest().vault(member).is_none_or(|vault| crate::walks::is_lost(&vault));
+            if is_lost {
+                return Err(Error::NoFurtherTurn);
+            }
             history.note(event)?;
             Ok::<_, Error>(())
         };
-        if let Err(error) = noted() {
+        let id = self.forest().member(member).map(|member| member.id);
+        if let Err(error) = id.map_err(Error::from).and_then(|id| self.keeper().alone_with(id, noted)) {
             tracing::warn!(%error, "the history does not record what was done to a dataset");
         }
     }

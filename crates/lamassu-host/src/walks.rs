@@ -80,19 +80,27 @@ pub(crate) fn rekey_in_turns(
 ) -> Result<Rekeyed> {
     let mut is_noted = false;
     in_turns((forest, member), asked.bytes_per_second, job, |vault, (walk, progress)| {
+        let note = |done: Option<&Rekeyed>| {
+            let noted = history().and_then(|(mut history, _place)| match is_lost(vault) {
+                // Another host may write it by now.
+                true => Err(Error::NoFurtherTurn),
+                false => asked.note(&mut history, done),
+            });
+            warn_unless(noted);
+        };
         if !std::mem::replace(&mut is_noted, true) {
-            warn_unless(history().and_then(|(mut history, _place)| asked.note(&mut history, None)));
+            note(None);
         }
         let is_done = vault.rekey_in_turn((asked.work(), asked.bytes_per_second), (walk, progress))?;
         if is_done || job.is_cancelled() {
-            warn_unless(history().and_then(|(mut history, _place)| asked.note(&mut history, Some(&walk.done()))));
+            note(Some(&walk.done()));
         }
         Ok(is_done)
     })
 }
 
 /// Whether what was done in a turn may be lost.
-fn is_lost(vault: &Vault) -> bool {
+pub(crate) fn is_lost(vault: &Vault) -> bool {
     vault.options().anchor.as_ref().is_some_and(|anchor| anchor.standing() != Standing::Good)
 }
 
