@@ -61,6 +61,8 @@ pub trait Watch {
 
 /// Keeps writers away from an original. When this is dropped, they go on.
 pub trait Quiet {
+    /// Whether the daemon of a mount does, which has the vault open.
+    fn is_frozen(&self) -> bool;
     /// Lets writers go on.
     ///
     /// # Errors
@@ -136,13 +138,13 @@ impl Original {
         }
         let slot = NewSlot { material: &self.material, cost: new.cost, label: new.label, created: new.keys.created };
         let mut history = keys.history(&self.dir, &header)?;
-        let of = self.anchor(policy, &header, keys)?;
+        let of = self.anchor(policy, &header, keys, &quiet)?;
         let (mut header, unlocked) = clone_vault(&header, keys, new.keys, &slot)?;
         let top = Top::make(place).map_err(|source| Error::Backing { op: "create", path: place.into(), source })?;
         let made = self.fill(&top, new.privileges, watch).and_then(|copied| {
             self.copy_sessions(keys, &top, (&header, &unlocked))?;
             let anchor = of.map(|table| self.copy_anchor(policy, &table, &header, &top, new.privileges)).transpose()?;
-            let below = self.copy_anchors_below(policy, &header)?;
+            let below = self.copy_anchors_below(policy, &header, &quiet)?;
             // Without a header the copy is no vault.
             quiet.end()?;
             let update = Update::begin(&top.path().join(name::HEADER), &policy.witness())?;

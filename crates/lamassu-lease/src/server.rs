@@ -6,8 +6,8 @@
 //!   objects that it held exclusively are *abandoned*: the next holder gets an exclusive lease, and takes the object
 //!   over first.
 //! * **Holding on.** If a holder has not released a recalled lease after a term, its heartbeats are no longer answered.
-//!   So it stops, and then its session ends, as a silent one does. A lease that its holder says it keeps ([`Call::Keep`])
-//!   is not counted: the others wait until it is released, or the holder is silent.
+//!   So it stops, and then its session ends, as a silent one does. A lease is not counted whose holder says that it
+//!   keeps it ([`Call::Keep`]): the others wait until it is released, or the holder is silent.
 //! * **Restart.** Sessions, exclusive leases and abandoned objects are durable; shared leases are not. After a restart
 //!   every session counts as heard of at that moment. Nothing is granted exclusively until each session has reported
 //!   its leases, or has expired.

@@ -198,7 +198,8 @@ impl State {
             Phase::Away | Phase::Over => false,
         };
         let of = |(at, waiting): (usize, &Waiting)| {
-            let may_go = self.admits(waiting.need) || (is_due(at) && fits(waiting.need) && !self.holds_back(waiting.need));
+            let may_go =
+                self.admits(waiting.need) || (is_due(at) && fits(waiting.need) && !self.holds_back(waiting.need));
             may_go.then_some(at)
         };
         self.waiting.iter().enumerate().find_map(of)
@@ -433,11 +434,6 @@ impl Turns {
         state.number += 1;
         self.runnable.notify_all();
         state.number
-    }
-
-    /// The number of the turn; 0: there was none.
-    pub fn number(&self) -> u64 {
-        self.state.lock().number
     }
 
     /// Another host wants the vault: waits while the turn with this number has a share of time left, and programs of

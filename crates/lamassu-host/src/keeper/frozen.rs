@@ -2,9 +2,9 @@
 //! or has no key for: only their leases are needed.
 
 use super::Keeper;
+use crate::Result;
 use crate::anchors::Anchors;
 use crate::error::Error;
-use crate::Result;
 use lamassu_anchor::{AnchorError, ServerFault};
 use lamassu_format::header::{VaultHeader, VaultId};
 use lamassu_format::name;
@@ -105,7 +105,8 @@ fn is_not_at_server(error: &Error) -> bool {
 pub(super) fn stored_datasets(keeper: &Keeper) -> Result<Vec<(VaultId, VaultId)>> {
     let place = keeper.place(ROOT_MEMBER)?;
     let dir = place.path();
-    let id_in = |stored: &PathBuf| header_file::read::<VaultHeader>(&dir.join(stored).join(name::HEADER)).map(|h| h.id());
+    let id_in =
+        |stored: &PathBuf| header_file::read::<VaultHeader>(&dir.join(stored).join(name::HEADER)).map(|h| h.id());
     let mut below =
         lamassu_vault::datasets_below(&dir).map_err(|source| Error::CannotList { dir: dir.clone(), source })?;
     below.sort();

@@ -313,7 +313,8 @@ impl World {
         let (mut server, _) = Server::start(Terms::of_model(2, 2), self.durable.clone(), NOW);
         if without == Without::Grace {
             for session in self.durable.sessions.clone() {
-                let _ = server.call(session, Call::Resume { held: Vec::new(), kept: Vec::new(), locks: Vec::new() }, NOW);
+                let _ =
+                    server.call(session, Call::Resume { held: Vec::new(), kept: Vec::new(), locks: Vec::new() }, NOW);
             }
         }
         self.restarted_with_lock |= self.hosts.iter().flat_map(|host| host.told).flatten().any(|cell| cell.is_some());

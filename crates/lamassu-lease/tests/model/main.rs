@@ -96,7 +96,11 @@ fn without_grace(server: &Server, now: Millis) -> Server {
             number: *number,
         };
         if !server.is_back(session) {
-            let _ = other.call(session, Call::Resume { held: held.map(grant).collect(), kept: Vec::new(), locks: Vec::new() }, now);
+            let _ = other.call(
+                session,
+                Call::Resume { held: held.map(grant).collect(), kept: Vec::new(), locks: Vec::new() },
+                now,
+            );
         }
     }
     other

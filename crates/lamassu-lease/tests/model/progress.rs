@@ -2,7 +2,8 @@
 //!
 //! The other model has no bound on how late a message is, so it cannot say how long a request waits. Here messages
 //! arrive at once, and a host that does not hang ends what it does within a tick. One host may hang, with the vault or
-//! without, and still sends heartbeats; one may keep the vault on purpose, and one may die; others may have no answer to a heartbeat, since their connections break before.
+//! without, and still sends heartbeats; one may keep the vault on purpose, and one may die; others may have no answer
+//! to a heartbeat, since their connections break before.
 
 use lamassu_lease::client::{Client, Do, Op, Ticket};
 use lamassu_lease::server::{Durable, Server, Step};
@@ -330,7 +331,8 @@ impl Model for Progress {
                 all.push(Event::Flicker(at));
             }
         }
-        let is_done = |host: &Host| host.works.is_empty() || host.hangs || host.is_over || host.is_dead || host.is_keeping;
+        let is_done =
+            |host: &Host| host.works.is_empty() || host.hangs || host.is_over || host.is_dead || host.is_keeping;
         if world.left.ticks > 0 && world.hosts.iter().all(is_done) {
             all.push(Event::Tick);
         }
@@ -394,10 +396,13 @@ impl Model for Progress {
                 let mut since = world.hosts.iter().flat_map(|host| host.waits.iter().map(|(_, _, since)| since.0));
                 is_kept && since.any(|since| world.now.0 > since + 2 * TERM)
             }),
-            Property::sometimes("a request that waits until a host has died that kept its lease", |_, world: &World| {
-                let died = world.hosts.iter().any(|host| host.is_dead && host.is_keeping && host.is_over);
-                died && world.hosts.iter().any(|host| host.is_sound() && !host.works.is_empty())
-            }),
+            Property::sometimes(
+                "a request that waits until a host has died that kept its lease",
+                |_, world: &World| {
+                    let died = world.hosts.iter().any(|host| host.is_dead && host.is_keeping && host.is_over);
+                    died && world.hosts.iter().any(|host| host.is_sound() && !host.works.is_empty())
+                },
+            ),
             Property::sometimes("a request that waits until a host that hangs has ended", |_, world: &World| {
                 let hung = world.hosts.iter().any(|host| host.hangs && host.is_over);
                 hung && world.hosts.iter().any(|host| host.is_sound() && !host.works.is_empty())

@@ -40,9 +40,7 @@ enum State {
 impl Kept {
     fn is_good(&self) -> bool {
         let is_good = |vault: &Weak<Vault>| vault.upgrade().is_some_and(|vault| is_good(&vault));
-        self.state == State::Kept
-            && self.members.iter().all(is_good)
-            && self.held.iter().all(|held| held.is_good())
+        self.state == State::Kept && self.members.iter().all(is_good) && self.held.iter().all(|held| held.is_good())
     }
 }
 

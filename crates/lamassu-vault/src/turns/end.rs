@@ -59,6 +59,11 @@ impl Turns {
         self.driver.wait_while(&mut state, |state| state.phase != Phase::Over || state.runners > 0);
     }
 
+    /// The number of the turn; 0: there was none.
+    pub fn number(&self) -> u64 {
+        self.state.lock().number
+    }
+
     /// Whether no further turn begins.
     pub fn is_last(&self) -> bool {
         self.state.lock().is_last()

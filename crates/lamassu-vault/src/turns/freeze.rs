@@ -19,8 +19,8 @@ impl State {
         self.freezing == Freezing::Yes
     }
 
-    /// Whether a request waits for the thaw. Pages that are read may be written later: the kernel writes them back after
-    /// the thaw.
+    /// Whether a request waits for the thaw. Pages that are read may be written later: the kernel writes them back
+    /// after the thaw.
     pub fn holds_back(&self, need: Need) -> bool {
         self.is_frozen() && need.mode == Mode::Change && need.fills.is_none()
     }

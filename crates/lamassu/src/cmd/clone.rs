@@ -239,6 +239,10 @@ impl Quiet {
 }
 
 impl copying::Quiet for Quiet {
+    fn is_frozen(&self) -> bool {
+        matches!(self, Quiet::Frozen(..))
+    }
+
     fn end(mut self) -> lamassu_host::Result<()> {
         if self.thaw() { Ok(()) } else { Err(VaultError::FreezeLost.into()) }
     }
