@@ -47,16 +47,18 @@ fn a_freeze_holds_other_hosts_up_and_the_store_is_complete() {
         a.write("of-a", "synced").unwrap();
         fs::write(b.file("of-b"), "not synced").unwrap();
         fs::write(a.file("of-a-too"), "not synced").unwrap();
+        fs::create_dir(a.file("d")).unwrap();
         freeze(a);
         a.run("freeze m-a").code(1).says("already frozen");
         let late = writing(b, "late");
-        let own = writing(a, "own");
+        // In another directory than those that are looked at: the kernel locks it for as long as that waits.
+        let own = writing(a, "d/own");
         copied(&lab, "copy");
         // For longer than a host may keep a vault that others ask for.
         sleep(LONG);
         assert!(!late.is_finished() && !own.is_finished(), "something was written while the vault was frozen");
         assert_eq!(fs::read_to_string(a.file("of-b")).unwrap(), "not synced");
-        assert_eq!(listed(&a.file("")), ["of-a", "of-a-too", "of-b"]);
+        assert_eq!(listed(&a.file("")), ["d", "of-a", "of-a-too", "of-b"]);
         a.run("key rotate --outer m-a").code(28).says("frozen");
         assert_unchanged(&lab, "copy");
         assert_eq!(lab.metric("sessions_held_on_total"), 0.0);
@@ -70,7 +72,7 @@ fn a_freeze_holds_other_hosts_up_and_the_store_is_complete() {
         late.join().unwrap().unwrap();
         own.join().unwrap().unwrap();
         assert_eq!(fs::read_to_string(c.file("late")).unwrap(), "late late");
-        assert_eq!(fs::read_to_string(c.file("own")).unwrap(), "late own");
+        assert_eq!(fs::read_to_string(c.file("d/own")).unwrap(), "late d/own");
         thaw(a).code(1);
         freeze(b);
     }
