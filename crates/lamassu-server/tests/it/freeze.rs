@@ -79,7 +79,7 @@ fn a_freeze_holds_other_hosts_up_and_the_store_is_complete() {
     // A server that starts anew.
     lab.stop("-KILL");
     lab.start();
-    let [a, b, c] = ["a", "b", "c"].map(|name| lab.host(name));
+    let [a, b, c] = ["a", "b", "c"].map(|name| Host { lab: &lab, name });
     let late = writing(c, "later");
     sleep(LONG);
     assert!(!late.is_finished());
