@@ -139,9 +139,11 @@ pub enum ControlError {
     /// The user's: someone froze it before.
     #[error("already frozen")]
     AlreadyFrozen,
-    /// The user's: other hosts would write in between.
-    #[error("several hosts use this vault in turn, and one of them alone cannot freeze it: unmount it on all of them")]
-    Shared,
+    /// The network's, or this host's: another host may have changed the vault since it was frozen.
+    #[error(
+        "the freeze did not last: this host was out of touch with the server, and others may have changed the vault; do not use a copy that was made meanwhile"
+    )]
+    FreezeLost,
     /// The user's: it is not frozen.
     #[error("not frozen")]
     NotFrozen,
@@ -309,7 +311,7 @@ fn failed(mountpoint: &Path, op: &'static str) -> ControlError {
     let source = io::Error::last_os_error();
     match source.raw_os_error() {
         Some(libc::ENOTTY | libc::ENOSYS | libc::EOPNOTSUPP) => ControlError::NotMounted(mountpoint.into()),
-        Some(libc::EXDEV) => ControlError::Shared,
+        Some(libc::EOWNERDEAD) => ControlError::FreezeLost,
         Some(libc::EBUSY) => ControlError::AlreadyFrozen,
         Some(libc::EINVAL) => ControlError::NotFrozen,
         Some(libc::EPERM | libc::EACCES) => ControlError::NotPermitted,

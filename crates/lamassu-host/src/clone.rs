@@ -59,6 +59,17 @@ pub trait Watch {
     fn left(&mut self, place: &Path, error: &io::Error);
 }
 
+/// Keeps writers away from an original. When this is dropped, they go on.
+pub trait Quiet {
+    /// Whether the daemon of a mount does, which has the vault open.
+    fn is_frozen(&self) -> bool;
+    /// Lets writers go on.
+    ///
+    /// # Errors
+    /// They may have written meanwhile: [`lamassu_vault::VaultError::FreezeLost`].
+    fn end(self) -> Result<()>;
+}
+
 /// A finished copy.
 pub struct Done {
     /// the copy, as the original of a further one
@@ -99,15 +110,14 @@ impl Original {
         &self.material
     }
 
-    /// Makes a copy at `place`. The locks in `quiet` keep writers away from the original. They are dropped when nothing
-    /// more of it is read.
+    /// Makes a copy at `place`. `quiet` keeps writers away from the original, until nothing more of it is read.
     ///
     /// # Errors
-    /// [`Error::SnapshotOfInterrupted`]; those of keys, of anchors and of the store.
+    /// [`Error::SnapshotOfInterrupted`]; that of [`Quiet::end`]; those of keys, of anchors and of the store.
     pub fn copy(
         &self,
         policy: &Policy,
-        quiet: impl Sized,
+        quiet: impl Quiet,
         place: &Path,
         new: &NewCopy<'_>,
         watch: &mut dyn Watch,
@@ -128,14 +138,15 @@ impl Original {
         }
         let slot = NewSlot { material: &self.material, cost: new.cost, label: new.label, created: new.keys.created };
         let mut history = keys.history(&self.dir, &header)?;
-        let of = self.anchor(policy, &header, keys)?;
+        let of = self.anchor(policy, &header, keys, &quiet)?;
         let (mut header, unlocked) = clone_vault(&header, keys, new.keys, &slot)?;
         let top = Top::make(place).map_err(|source| Error::Backing { op: "create", path: place.into(), source })?;
         let made = self.fill(&top, new.privileges, watch).and_then(|copied| {
             self.copy_sessions(keys, &top, (&header, &unlocked))?;
             let anchor = of.map(|table| self.copy_anchor(policy, &table, &header, &top, new.privileges)).transpose()?;
-            let below = self.copy_anchors_below(policy, &header)?;
-            drop(quiet);
+            let below = self.copy_anchors_below(policy, &header, &quiet)?;
+            // Without a header the copy is no vault.
+            quiet.end()?;
             let update = Update::begin(&top.path().join(name::HEADER), &policy.witness())?;
             update.create_recorded(&mut header, &unlocked, &[self.created(&unlocked, new)])?;
             anchor.map(Made::keep);

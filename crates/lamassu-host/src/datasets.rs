@@ -127,6 +127,7 @@ impl Served {
         if !caller.is_owner && own.is_some() {
             return Err(Error::NotPermitted);
         }
+        self.refuse_frozen()?;
         let above = member_of(dir);
         {
             let _turn = turns::hold(self.forest(), dir, Need::LOOK);

@@ -2,6 +2,7 @@
 //! entered, and dropped when it is unloaded.
 
 mod by_turns;
+mod frozen;
 
 pub use by_turns::TurnOpening;
 
@@ -17,7 +18,7 @@ use lamassu_keys::history::EventKind;
 use lamassu_keys::{Event, FileError, History, KeyError, Unlocked, admin, header_file, unlock_by_parent, witness};
 use lamassu_store::Backend;
 use lamassu_vault::event::Events;
-use lamassu_vault::forest::{Number, Opener, Opening, ROOT_MEMBER};
+use lamassu_vault::forest::{HeldDataset, Number, Opener, Opening, ROOT_MEMBER};
 use lamassu_vault::locks::Locks;
 use lamassu_vault::turns::Turns;
 use lamassu_vault::{Forest, Integrity, Options, Vault, VaultError};
@@ -82,6 +83,7 @@ pub struct Keeper {
     /// Keys that open datasets when their turns begin.
     brought: Mutex<HashMap<Number, Unlocked>>,
     driving: by_turns::Driving,
+    holding: frozen::Holding,
     headers: Headers,
     forest: OnceLock<Weak<Forest>>,
     me: Weak<Keeper>,
@@ -100,6 +102,7 @@ impl Keeper {
             kept: Mutex::default(),
             brought: Mutex::default(),
             driving: OnceLock::new(),
+            holding: frozen::Holding::default(),
             headers: Headers::default(),
             forest: OnceLock::new(),
             me: me.clone(),
@@ -482,10 +485,19 @@ impl Opener for Keeper {
     }
 
     fn take_turns(&self, member: Number) -> lamassu_vault::Result<(Arc<Turns>, Arc<dyn Locks>)> {
-        self.take_turns_with(member).map_err(|error| match error {
-            Error::Vault(error) => error,
-            error => VaultError::Io { op: "take turns", source: io::Error::other(error.message()) },
-        })
+        self.take_turns_with(member).map_err(of_turns)
+    }
+
+    fn stored_datasets(&self) -> lamassu_vault::Result<Vec<(VaultId, VaultId)>> {
+        frozen::stored_datasets(self).map_err(of_turns)
+    }
+
+    fn hold(&self, dataset: &VaultId, around: &VaultId) -> lamassu_vault::Result<Option<Box<dyn HeldDataset>>> {
+        frozen::hold_dataset(&self.policy.anchors, &self.holding, (dataset, around)).map_err(of_turns)
+    }
+
+    fn stop_holding(&self) {
+        self.holding.stop(&self.policy.anchors);
     }
 
     fn opened(&self, member: Number, vault: &Arc<Vault>) {
@@ -502,6 +514,13 @@ impl Opener for Keeper {
         if let Some(Kept { id, .. }) = unloaded.filter(is_anchored) {
             self.policy.anchors.leave(&id);
         }
+    }
+}
+
+fn of_turns(error: Error) -> VaultError {
+    match error {
+        Error::Vault(error) => error,
+        error => VaultError::Io { op: "take turns", source: io::Error::other(error.message()) },
     }
 }
 

@@ -392,6 +392,7 @@ fn vault(error: &VaultError) -> FaultKind {
         VaultError::Locked => FaultKind::Locked,
         VaultError::KeyNotLoaded => FaultKind::KeyNotLoaded,
         VaultError::OtherDataset | VaultError::DatasetRoot | VaultError::Frozen => FaultKind::Refused,
+        VaultError::FreezeLost => FaultKind::SessionEnded,
         VaultError::Damaged { .. } => FaultKind::Damaged,
         VaultError::Refused(_) => FaultKind::Refused,
         VaultError::Outdated { .. } => FaultKind::Stale,

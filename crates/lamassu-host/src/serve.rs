@@ -178,6 +178,7 @@ impl Served {
         }
         // Before the locks below, which the beginning of a turn takes, too. Other hosts see the change in their next
         // turn.
+        self.refuse_frozen()?;
         let _turn = turns::hold(&self.forest, root_of(member), Need::CHANGE);
         let _unfrozen = self.forest.unfrozen().map_err(|_| Error::Frozen)?;
         let id = self.forest.member(member)?.id;
@@ -271,6 +272,11 @@ impl Served {
     /// [`Error::NoJob`].
     pub fn job(&self, number: u64) -> Result<Arc<Job>> {
         self.jobs().get(number)
+    }
+
+    /// Refuses what would only wait for the thaw: in turns, changes do.
+    pub(crate) fn refuse_frozen(&self) -> Result<()> {
+        if self.forest.is_frozen() { Err(Error::Frozen) } else { Ok(()) }
     }
 
     /// Checks that a job may write.

@@ -300,8 +300,15 @@ impl Driver {
         // In any turn the kernel may have pages of maps. In doubt, calls fail until the caches are dropped: dropping
         // them waits for calls under way.
         turn.has_caches();
-        let mut dropped_in = None;
+        let (mut dropped_in, mut is_kept) = (None, false);
         let end = loop {
+            if self.requests.is_frozen() != is_kept {
+                is_kept = !is_kept;
+                turn.keep(is_kept);
+            }
+            if is_kept {
+                self.forest.watch_freeze();
+            }
             match self.requests.wait_for_end(LOOK_AGAIN) {
                 Some(end) => break end,
                 None if turn.is_good() => {
@@ -321,6 +328,7 @@ impl Driver {
                 }
             }
         };
+        turn.keep(false);
         if end == End::Stopping {
             // The mount is gone. What is left to be committed waits for the server.
             turn.has_no_caches();

@@ -70,6 +70,8 @@ struct Lease {
     flushing: Option<Option<Mode>>,
     /// A takeover is under way.
     takes_over: bool,
+    /// See [`Client::keep`].
+    is_kept: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -157,7 +159,8 @@ impl Client {
         }
         self.beats.clear();
         let held = self.leases.values().map(|lease| lease.grant).collect();
-        let resume = Do::Send(Call::Resume { held, locks });
+        let kept = self.leases.iter().filter(|(_, lease)| lease.is_kept).map(|(object, _)| *object).collect();
+        let resume = Do::Send(Call::Resume { held, kept, locks });
         let wanted = self.wanted.iter();
         let again = wanted.map(|(&object, &(request, mode))| Do::Send(Call::Acquire { request, object, mode }));
         std::iter::once(resume).chain(again).collect()
@@ -189,7 +192,7 @@ impl Client {
         // A stronger recall may have arrived meanwhile: then another flush follows.
         lease.recalled = lease.recalled.filter(|asked| *asked < keeps);
         match keeps {
-            Some(mode) => lease.grant.mode = mode,
+            Some(mode) => (lease.grant.mode, lease.is_kept) = (mode, false),
             None => drop(self.leases.remove(&object)),
         }
         let mut all = vec![Do::Send(Call::Release { grant, keeps })];
@@ -206,6 +209,14 @@ impl Client {
         all
     }
 
+    /// From now on the lease of an object is kept although others want it, or no longer kept. As long as it is, the
+    /// server does not wait for its release.
+    pub fn keep(&mut self, object: Object, kept: bool) -> Vec<Do> {
+        let Some(lease) = self.leases.get_mut(&object).filter(|lease| lease.is_kept != kept) else { return Vec::new() };
+        lease.is_kept = kept;
+        vec![Do::Send(Call::Keep { grant: lease.grant, kept })]
+    }
+
     /// Keeps the lease of an object as shared, if it is exclusive and was taken over. Nothing was changed under it, and
     /// its users only read.
     pub fn reduce(&mut self, object: Object) -> Vec<Do> {
@@ -213,7 +224,7 @@ impl Client {
             |lease: &&mut Lease| lease.grant.mode == Mode::Exclusive && !lease.takes_over && lease.flushing.is_none();
         let Some(lease) = self.leases.get_mut(&object).filter(is_to_be_reduced) else { return Vec::new() };
         let grant = lease.grant;
-        lease.grant.mode = Mode::Shared;
+        (lease.grant.mode, lease.is_kept) = (Mode::Shared, false);
         lease.recalled = lease.recalled.filter(|keeps| *keeps < Some(Mode::Shared));
         vec![Do::Send(Call::Release { grant, keeps: Some(Mode::Shared) })]
     }
@@ -249,7 +260,7 @@ impl Client {
                 self.wanted.remove(&grant.object);
                 let by = if takes_over { self.first_waiting(grant) } else { None };
                 let users = u32::from(by.is_some());
-                let lease = Lease { grant, users, recalled: None, flushing: None, takes_over };
+                let lease = Lease { grant, users, recalled: None, flushing: None, takes_over, is_kept: false };
                 self.leases.insert(grant.object, lease);
                 match takes_over {
                     true => vec![Do::TakeOver { object: grant.object, by }],

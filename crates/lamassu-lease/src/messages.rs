@@ -15,6 +15,8 @@ pub enum Call {
     Resume {
         /// its leases
         held: Vec<Grant>,
+        /// those of them that it keeps ([`Call::Keep`])
+        kept: Vec<Object>,
         /// its locks
         locks: Vec<Lock>,
     },
@@ -33,6 +35,13 @@ pub enum Call {
         grant: Grant,
         /// what is kept: nothing, or a shared lease
         keeps: Option<Mode>,
+    },
+    /// The session keeps a lease although others want it, from now on or no longer.
+    Keep {
+        /// the grant
+        grant: Grant,
+        /// whether it is kept
+        kept: bool,
     },
     /// The state that an earlier holder left has been recovered and committed.
     TakenOver {

@@ -6,7 +6,8 @@
 //!   objects that it held exclusively are *abandoned*: the next holder gets an exclusive lease, and takes the object
 //!   over first.
 //! * **Holding on.** If a holder has not released a recalled lease after a term, its heartbeats are no longer answered.
-//!   So it stops, and then its session ends, as a silent one does.
+//!   So it stops, and then its session ends, as a silent one does. A lease is not counted whose holder says that it
+//!   keeps it ([`Call::Keep`]): the others wait until it is released, or the holder is silent.
 //! * **Restart.** Sessions, exclusive leases and abandoned objects are durable; shared leases are not. After a restart
 //!   every session counts as heard of at that moment. Nothing is granted exclusively until each session has reported
 //!   its leases, or has expired.
@@ -61,13 +62,23 @@ struct Lease {
     since: Millis,
     /// The mode that it was asked to keep; the outer `None`: it was not recalled.
     recalled: Option<Option<Mode>>,
-    /// Time of the first recall.
+    /// Time of the first recall; or when it was last kept, if that was later.
     asked: Option<Millis>,
+    /// Its holder says that it keeps it on purpose.
+    is_kept: bool,
 }
 
 impl Lease {
     fn new(mode: Mode, number: GrantNo, now: Millis) -> Lease {
-        Lease { mode, number, since: now, recalled: None, asked: None }
+        Lease { mode, number, since: now, recalled: None, asked: None, is_kept: false }
+    }
+
+    /// Whoever has kept it has a term from then on to release it.
+    fn keep(&mut self, kept: bool, now: Millis) {
+        if self.is_kept && !kept {
+            self.asked = self.asked.map(|_| now);
+        }
+        self.is_kept = kept;
     }
 }
 
@@ -159,10 +170,10 @@ impl Server {
                 known.is_refused = false;
                 step.replies.push((session, Reply::Alive { beat }));
             }
-            Call::Resume { held, locks } => {
+            Call::Resume { held, kept, locks } => {
                 // What was decided before the report, also by this step, must not reach the new connection (R10).
                 step.replies.retain(|(of, _)| *of != session);
-                self.resume(session, &held, &locks, now, &mut step);
+                self.resume(session, (&held, &kept, &locks), now, &mut step);
             }
             Call::Acquire { request, object, mode } => {
                 let held = self.objects.entry(object).or_default();
@@ -173,6 +184,7 @@ impl Server {
                 self.serve(object, now, &mut step);
             }
             Call::Release { grant, keeps } => self.release(session, grant, keeps, now, &mut step),
+            Call::Keep { grant, kept } => self.keep(session, grant, kept, now),
             Call::TakenOver { grant } => {
                 if self.holds(session, grant.object, grant.number) == Some(Mode::Exclusive) {
                     self.change(&mut step, Change::TakenOver(grant.object));
@@ -313,9 +325,10 @@ impl Server {
         (lease.number == number).then_some(lease.mode)
     }
 
-    /// Whether a session still has a lease that was recalled a term ago.
+    /// Whether a session still has a lease that was recalled a term ago, and does not say that it keeps it.
     fn holds_on(&self, session: SessionId, now: Millis) -> bool {
         let leases = self.objects.values().filter_map(|held| held.leases.get(&session));
+        let leases = leases.filter(|lease| !lease.is_kept);
         leases.filter_map(|lease| lease.asked).any(|asked| asked + self.terms.term() <= now)
     }
 
@@ -364,7 +377,13 @@ impl Server {
 
     /// A session reports its leases and locks by a new connection. Its report is authoritative: it never received what
     /// it does not name, or has released it.
-    fn resume(&mut self, session: SessionId, held: &[Grant], locks: &[Lock], now: Millis, step: &mut Step) {
+    fn resume(
+        &mut self,
+        session: SessionId,
+        (held, kept, locks): (&[Grant], &[Object], &[Lock]),
+        now: Millis,
+        step: &mut Step,
+    ) {
         let was_back = self.sessions.get(&session).is_some_and(|session| session.is_back);
         self.early.retain(|(of, _)| *of != session);
         let mut answers = Vec::new();
@@ -389,8 +408,10 @@ impl Server {
             if let Some(grant) = grant {
                 // A recall may not have reached it, so it is recalled again. The deadline is not reset. Otherwise a
                 // client that reconnects often enough would never meet it.
-                let asked = before.and_then(|before| before.asked);
-                entry.leases.insert(session, Lease { asked, ..Lease::new(grant.mode, grant.number, now) });
+                let mut lease = Lease::new(grant.mode, grant.number, now);
+                (lease.asked, lease.is_kept) = before.map_or((None, false), |before| (before.asked, before.is_kept));
+                lease.keep(kept.contains(&object), now);
+                entry.leases.insert(session, lease);
             }
             let was = before.map(|before| before.mode);
             if was == Some(Mode::Exclusive) && grant.is_none_or(|grant| grant.mode == Mode::Shared) {
@@ -416,6 +437,13 @@ impl Server {
                 let mut of_others = of_others.filter(|(other, _)| **other != session);
                 known.is_some() || (!was_back && of_others.all(|(_, lease)| lease.mode == Mode::Shared))
             }
+        }
+    }
+
+    fn keep(&mut self, session: SessionId, grant: Grant, kept: bool, now: Millis) {
+        let lease = self.objects.get_mut(&grant.object).and_then(|held| held.leases.get_mut(&session));
+        if let Some(lease) = lease.filter(|lease| lease.number == grant.number) {
+            lease.keep(kept, now);
         }
     }
 

@@ -177,9 +177,10 @@ pub fn from_call(call: &Call, of: proto::Of) -> proto::Up {
     use proto::up::Said;
     let said = match call {
         Call::Heartbeat { beat } => Said::Heartbeat(proto::Heartbeat { beat: *beat }),
-        Call::Resume { held, locks } => Said::Resume(proto::Resume {
+        Call::Resume { held, kept, locks } => Said::Resume(proto::Resume {
             of: Some(of),
             held: held.iter().copied().map(from_grant).collect(),
+            kept: kept.iter().map(|object| object.0).collect(),
             locks: locks.iter().map(locks::from_lock).collect(),
         }),
         Call::Acquire { request, object, mode } => {
@@ -188,6 +189,7 @@ pub fn from_call(call: &Call, of: proto::Of) -> proto::Up {
         Call::Release { grant, keeps } => {
             Said::Release(proto::Release { grant: Some(from_grant(*grant)), keeps: keeps.map(from_mode) })
         }
+        Call::Keep { grant, kept } => Said::Keep(proto::Keep { grant: Some(from_grant(*grant)), kept: *kept }),
         Call::TakenOver { grant } => Said::TakenOver(from_grant(*grant)),
         Call::Lock { request, lock, waits } => Said::Lock(locks::from_request(*request, lock, *waits)),
         Call::Unlock { request, key, range } => {
@@ -214,6 +216,7 @@ pub fn to_call(up: proto::Up) -> Result<Call> {
         }
         Said::Resume(resume) => Call::Resume {
             held: resume.held.into_iter().map(|grant| to_grant(Some(grant))).collect::<Result<_>>()?,
+            kept: resume.kept.into_iter().map(Object).collect(),
             locks: resume.locks.iter().map(locks::to_lock).collect::<Result<_>>()?,
         },
         Said::Heartbeat(beat) => Call::Heartbeat { beat: beat.beat },
@@ -225,6 +228,7 @@ pub fn to_call(up: proto::Up) -> Result<Call> {
         Said::Release(release) => {
             Call::Release { grant: to_grant(release.grant)?, keeps: release.keeps.map(to_mode).transpose()? }
         }
+        Said::Keep(keep) => Call::Keep { grant: to_grant(keep.grant)?, kept: keep.kept },
         Said::TakenOver(grant) => Call::TakenOver { grant: to_grant(Some(grant))? },
         Said::Lock(asked) => {
             Call::Lock { request: RequestNo(asked.request), lock: locks::to_asked(&asked)?, waits: asked.waits }
@@ -307,10 +311,12 @@ mod tests {
         let of = proto::Of { vault: vec![1; 16], session: 3 };
         let calls = [
             Call::Heartbeat { beat: 4 },
-            Call::Resume { held: vec![GRANT], locks: locks::tests::some() },
+            Call::Resume { held: vec![GRANT], kept: vec![Object(7)], locks: locks::tests::some() },
             Call::Acquire { request: RequestNo(2), object: Object(7), mode: Mode::Shared },
             Call::Release { grant: GRANT, keeps: Some(Mode::Shared) },
             Call::Release { grant: GRANT, keeps: None },
+            Call::Keep { grant: GRANT, kept: true },
+            Call::Keep { grant: GRANT, kept: false },
             Call::TakenOver { grant: GRANT },
             Call::Leave,
         ];

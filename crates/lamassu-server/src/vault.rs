@@ -502,9 +502,11 @@ fn is_of_the_vault(call: &Call) -> bool {
         Call::Heartbeat { .. } | Call::Leave => true,
         // Locks are of files, and need no lease.
         Call::Lock { .. } | Call::Unlock { .. } | Call::TestLock { .. } | Call::CancelLock { .. } => true,
-        Call::Resume { held, .. } => held.len() <= 1 && held.iter().all(|grant| grant.object == VAULT),
+        Call::Resume { held, kept, .. } => {
+            held.len() <= 1 && held.iter().all(|grant| grant.object == VAULT) && kept.len() <= held.len()
+        }
         Call::Acquire { object, .. } => *object == VAULT,
-        Call::Release { grant, .. } | Call::TakenOver { grant } => grant.object == VAULT,
+        Call::Release { grant, .. } | Call::Keep { grant, .. } | Call::TakenOver { grant } => grant.object == VAULT,
     }
 }
 

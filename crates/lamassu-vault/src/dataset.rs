@@ -14,6 +14,7 @@ use crate::walk::{Failed, Met, Visit, has_header, header_id, walk};
 use crate::wanted::Wanted;
 use crate::{Entry, Ino, Kind, Owner, ROOT, Result, Vault, VaultError};
 use lamassu_anchor::Digest;
+use lamassu_format::header::VaultId;
 use lamassu_format::name::{DIR_RECORD, STAGING};
 use lamassu_store::backend::{Listed, Stat, Time};
 use lamassu_store::{Backend, BackendDir};
@@ -61,6 +62,15 @@ impl Vault {
     /// Whether directories of the tree may be datasets.
     pub fn has_datasets(&self) -> bool {
         self.datasets.load(Ordering::Acquire)
+    }
+
+    /// Whether this dataset lies in the vault, as its anchor says.
+    ///
+    /// # Errors
+    /// Those of the anchor.
+    pub fn has_dataset(&self, dataset: &VaultId) -> Result<bool> {
+        let Some(anchor) = &self.options.anchor else { return Ok(false) };
+        Ok(crate::anchor::is_dataset_of(anchor.table(), dataset)?)
     }
 
     /// From now on directories may be datasets: the header says so.

@@ -20,6 +20,7 @@ pub fn errno_of(error: &VaultError) -> i32 {
         VaultError::NoData => libc::ENXIO,
         VaultError::Unsupported => libc::EOPNOTSUPP,
         VaultError::Locked | VaultError::DatasetRoot | VaultError::Frozen => libc::EBUSY,
+        VaultError::FreezeLost => libc::EOWNERDEAD,
         VaultError::KeyNotLoaded => libc::ENOKEY,
         VaultError::OtherDataset => libc::EXDEV,
         VaultError::Damaged { what: _, stored: _ } | VaultError::Outdated { what: _, stored: _ } => libc::EIO,

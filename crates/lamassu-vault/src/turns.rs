@@ -13,9 +13,11 @@
 //! that dropping waits for. So these are carried out while a turn ends, until the kernel has no page of the turn left.
 
 mod end;
+mod freeze;
 mod told;
 
 use crate::Ino;
+use freeze::Freezing;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::{HashMap, VecDeque};
 use std::ffi::OsStr;
@@ -130,8 +132,12 @@ struct State {
     phase: Phase,
     /// The number of the last turn that began.
     number: u64,
-    /// Requests under way.
+    /// Requests under way, and those of them that may change something.
     users: usize,
+    changers: usize,
+    freezing: Freezing,
+    /// The driver has begun to end the turn.
+    is_ending: bool,
     waiting: VecDeque<Waiting>,
     /// How many of the waiting requests were waiting when the turn began.
     due: usize,
@@ -176,8 +182,8 @@ impl State {
         match self.phase {
             Phase::Away => false,
             Phase::Here(mode) => {
-                let goes_on = !self.is_recalled || self.keeping == Keeping::Dropping;
-                self.is_enough(mode, need) && (goes_on || need.is_of_pages)
+                let goes_on = !self.is_recalled || self.is_frozen() || self.keeping == Keeping::Dropping;
+                self.is_enough(mode, need) && (goes_on || need.is_of_pages) && !self.holds_back(need)
             }
             Phase::Ending(mode) => need.is_of_pages && self.is_enough(mode, need),
             Phase::Over => true,
@@ -192,7 +198,8 @@ impl State {
             Phase::Away | Phase::Over => false,
         };
         let of = |(at, waiting): (usize, &Waiting)| {
-            let may_go = self.admits(waiting.need) || (is_due(at) && fits(waiting.need));
+            let may_go =
+                self.admits(waiting.need) || (is_due(at) && fits(waiting.need) && !self.holds_back(waiting.need));
             may_go.then_some(at)
         };
         self.waiting.iter().enumerate().find_map(of)
@@ -208,7 +215,8 @@ impl State {
     }
 
     fn wanted(&self) -> Option<Mode> {
-        self.waiting.iter().map(|waiting| waiting.need.mode).max()
+        let by_freeze = (self.freezing == Freezing::Wanted).then_some(Mode::Change);
+        self.waiting.iter().map(|waiting| waiting.need.mode).max().max(by_freeze)
     }
 
     /// How long the turn with this number certainly goes on although another host wants the vault; `None`: it ends.
@@ -244,6 +252,7 @@ pub struct Turns {
 /// Alive while a request is carried out.
 pub struct Use {
     turns: Arc<Turns>,
+    mode: Mode,
     /// [`State::dropping`] at its beginning.
     dropping: u64,
 }
@@ -252,10 +261,12 @@ impl Drop for Use {
     fn drop(&mut self) {
         let mut state = self.turns.state.lock();
         state.users -= 1;
+        state.changers -= usize::from(self.mode == Mode::Change);
         state.last_used = Instant::now();
         let is_older = self.dropping != state.dropping;
         state.older_users -= usize::from(is_older);
-        if state.users == 0 || (is_older && state.older_users == 0) {
+        let is_still = state.changers == 0 && state.is_frozen();
+        if state.users == 0 || is_still || (is_older && state.older_users == 0) {
             self.turns.quiet.notify_all();
         }
     }
@@ -269,6 +280,9 @@ impl Turns {
                 phase: Phase::Away,
                 number: NUMBERS.fetch_add(1 << 32, Ordering::Relaxed),
                 users: 0,
+                changers: 0,
+                freezing: Freezing::No,
+                is_ending: false,
                 waiting: VecDeque::new(),
                 due: 0,
                 filled: HashMap::new(),
@@ -305,6 +319,7 @@ impl Turns {
 
     fn begin_request(self: &Arc<Self>, state: &mut State, need: Need) -> Use {
         state.users += 1;
+        state.changers += usize::from(need.mode == Mode::Change);
         state.is_used = true;
         state.is_changing |= need.mode == Mode::Change;
         state.last_used = Instant::now();
@@ -315,7 +330,7 @@ impl Turns {
                 self.runnable.notify_all();
             }
         }
-        Use { turns: self.clone(), dropping: state.dropping }
+        Use { turns: self.clone(), mode: need.mode, dropping: state.dropping }
     }
 
     /// Carries a request out now, or when there is a turn for it.
@@ -408,7 +423,8 @@ impl Turns {
     /// Begins a turn: the vault is open, and requests are carried out. Returns the turn's number.
     pub fn begin(&self, mode: Mode) -> u64 {
         let mut state = self.state.lock();
-        (state.phase, state.is_recalled) = (Phase::Here(mode), false);
+        (state.phase, state.is_recalled, state.is_ending) = (Phase::Here(mode), false, false);
+        self.freeze_now(&mut state);
         state.due = state.waiting.len();
         state.filled.clear();
         state.is_used = false;
@@ -418,11 +434,6 @@ impl Turns {
         state.number += 1;
         self.runnable.notify_all();
         state.number
-    }
-
-    /// The number of the turn; 0: there was none.
-    pub fn number(&self) -> u64 {
-        self.state.lock().number
     }
 
     /// Another host wants the vault: waits while the turn with this number has a share of time left, and programs of
@@ -447,7 +458,8 @@ impl Turns {
     /// Whether a long request should stop, because the turn is to end.
     pub fn is_to_end(&self) -> bool {
         let state = self.state.lock();
-        state.is_last() || state.is_recalled || !matches!(state.phase, Phase::Here(_))
+        let is_wanted = state.is_recalled && !state.is_frozen();
+        state.is_last() || is_wanted || state.freezing != Freezing::No || !matches!(state.phase, Phase::Here(_))
     }
 
     /// Waits until the turn is to end; `None`: not yet, after `at_most`.
@@ -456,14 +468,16 @@ impl Turns {
         let mut state = self.state.lock();
         loop {
             let lacks = matches!(state.phase, Phase::Here(mode) if state.wanted().is_some_and(|wanted| wanted > mode));
-            match () {
-                () if state.is_stopping => return Some(End::Stopping),
-                () if state.is_retired => return Some(End::Retired),
-                () if state.is_recalled => return Some(End::Recalled),
-                () if lacks => return Some(End::TooLittle),
+            let end = match () {
+                () if state.is_stopping => End::Stopping,
+                () if state.is_retired => End::Retired,
+                () if state.is_recalled && !state.is_frozen() => End::Recalled,
+                () if lacks => End::TooLittle,
                 () if self.driver.wait_until(&mut state, until).timed_out() => return None,
-                () => {}
-            }
+                () => continue,
+            };
+            state.is_ending = true;
+            return Some(end);
         }
     }
 
@@ -571,6 +585,9 @@ impl Turns {
 
     /// There is no turn, and will be none soon: waiting requests are carried out without one, and fail.
     pub fn fail_waiting(self: &Arc<Self>) {
+        if self.state.lock().freezing == Freezing::Wanted {
+            self.thaw();
+        }
         let failing = std::mem::take(&mut self.state.lock().waiting);
         for Waiting { need, job } in failing {
             let turn = self.begin_request(&mut self.state.lock(), Need { fills: None, ..need });

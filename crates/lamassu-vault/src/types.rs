@@ -210,6 +210,11 @@ pub enum VaultError {
     /// Nothing is opened, loaded or unloaded until the thaw.
     #[error("frozen: `lamassu thaw` it first")]
     Frozen,
+    /// Another host may have changed the vault since it was frozen.
+    #[error(
+        "the freeze did not last: this host was out of touch with the server, and others may have changed the vault; do not use a copy that was made meanwhile"
+    )]
+    FreezeLost,
     /// A name, record, link target or attribute does not open.
     #[error("damaged {what}: {stored}")]
     Damaged {

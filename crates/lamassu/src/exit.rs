@@ -106,7 +106,7 @@ codes! {
         "`lamassu-server enrol` at the server prints a token; `lamassu host join` here takes it",
     AnchorServerRefuses = 68:
         "at the server, `lamassu-server host list` tells which vaults this host may use, and `host grant` changes that",
-    SessionEnded = 69: "unmount, and mount again",
+    SessionEnded = 69: "`thaw`, `snapshot`, `clone`: freeze again, and make another copy; otherwise unmount, and mount again",
     Internal = 70: "this is a bug in lamassu: please report it with the command and this message",
     AnchorServerOlder = 71:
         "do not go on before it is known why: a backup of the server's state that was put back forgets what was \
@@ -367,7 +367,8 @@ fn control(error: &ControlError) -> Code {
         ControlError::NotMounted(_) | ControlError::Strangers(_) => Code::Mountpoint,
         ControlError::LeadsAway { .. } => Code::Refused,
         ControlError::Io { op: _, source } if source.raw_os_error() == Some(libc::ENOTCONN) => Code::Mountpoint,
-        ControlError::NotPermitted | ControlError::Shared => Code::Refused,
+        ControlError::NotPermitted => Code::Refused,
+        ControlError::FreezeLost => Code::SessionEnded,
         ControlError::AlreadyFrozen | ControlError::NotFrozen | ControlError::TooLong | ControlError::Io { .. } => {
             Code::Other
         }

@@ -140,6 +140,11 @@ impl Anchor {
         self.table.may_end()
     }
 
+    /// The table that has its rows. Changes that are not committed yet are missing there.
+    pub fn table(&self) -> &dyn Table {
+        &*self.table
+    }
+
     /// Whether reads are valid now ([`Table::standing`]).
     pub fn standing(&self) -> Standing {
         self.table.standing()

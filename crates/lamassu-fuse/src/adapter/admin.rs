@@ -83,9 +83,9 @@ impl<F: FileSystem> Shared<F> {
     }
 
     fn status(&self) -> Status {
-        let (frozen, waiting) = self.gate.status();
+        let (is_closed, waiting) = self.gate.status();
         Status {
-            frozen,
+            frozen: is_closed || self.has_frozen_turns.load(Ordering::SeqCst),
             waiting: waiting as u64,
             cache_writes: self.cache_writes.load(Ordering::SeqCst),
             cache_writes_in_flight: self.cache_writes_in_flight.load(Ordering::SeqCst),
@@ -96,11 +96,9 @@ impl<F: FileSystem> Shared<F> {
     /// end is that of the freeze. The kernel releases it after this request is answered.
     fn freeze(&self, freezer: Option<HandleId>) -> Result<(), i32> {
         let _admin = self.admin.lock();
-        // Changes that the gate holds back are carried out when it opens: not in a turn.
-        if self.fs.hosts_take_turns() {
-            return Err(libc::EXDEV);
-        }
-        if !self.gate.close() {
+        // Changes that the gate holds back are carried out when it opens: not in a turn. So with turns they wait there.
+        let by_turns = self.fs.hosts_take_turns();
+        if self.status().frozen || (!by_turns && !self.gate.close()) {
             return Err(libc::EBUSY);
         }
         self.fs.freeze().map_err(|error| {
@@ -108,6 +106,7 @@ impl<F: FileSystem> Shared<F> {
             self.gate.open();
             errno_of(&error)
         })?;
+        self.has_frozen_turns.store(by_turns, Ordering::SeqCst);
         *self.freezer.lock() = freezer;
         tracing::info!("frozen");
         Ok(())
@@ -134,9 +133,10 @@ impl<F: FileSystem> Shared<F> {
     }
 
     fn thaw_locked(&self, _admin: &MutexGuard<'_, ()>) -> Result<(), i32> {
-        if !self.gate.status().0 {
+        if !self.status().frozen {
             return Err(libc::EINVAL);
         }
+        self.has_frozen_turns.store(false, Ordering::SeqCst);
         *self.freezer.lock() = None;
         let result = self.fs.thaw();
         self.gate.open();
@@ -147,6 +147,10 @@ impl<F: FileSystem> Shared<F> {
     /// Unmounting flushes the page cache, which a frozen file system would keep waiting for ever.
     pub(crate) fn thaw_for_unmount(&self) {
         guarded("thaw", || {
+            // A freeze that waits for other hosts would keep this waiting, too.
+            if self.fs.hosts_take_turns() && !self.status().frozen {
+                let _ = self.fs.thaw();
+            }
             if self.thaw().is_ok() {
                 tracing::warn!("thawed, in order to unmount");
             }

@@ -94,6 +94,8 @@ pub(crate) struct Shared<F> {
     /// Whether the kernel enforces access control lists.
     acls: AtomicBool,
     gate: Gate,
+    /// Frozen although the gate is open: hosts take turns, and this one keeps its own.
+    has_frozen_turns: AtomicBool,
     /// Serialises freeze and thaw.
     admin: Mutex<()>,
     /// The open directory that a freeze lasts as long as; `None` for one that lasts until a thaw. Set with `admin`
@@ -162,6 +164,7 @@ impl<F: FileSystem> Shared<F> {
             is_root_asked: options.allow_root && !options.allow_other,
             acls: AtomicBool::new(false),
             gate: Gate::default(),
+            has_frozen_turns: AtomicBool::new(false),
             admin: Mutex::new(()),
             freezer: Mutex::new(None),
             uses: Mutex::default(),

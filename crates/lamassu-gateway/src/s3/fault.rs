@@ -135,7 +135,7 @@ fn of_vault(error: &VaultError) -> S3Error {
             S3ErrorCode::AccessDenied,
             "a dataset lies there, which its administrator alone removes",
         ),
-        VaultError::Frozen | VaultError::Stale => told(S3ErrorCode::ServiceUnavailable),
+        VaultError::Frozen | VaultError::FreezeLost | VaultError::Stale => told(S3ErrorCode::ServiceUnavailable),
         VaultError::Io { op: _, source } if is_full(source) => {
             S3Error::with_message(S3ErrorCode::Custom("StorageFull".into()), "the store below is full").insufficient()
         }

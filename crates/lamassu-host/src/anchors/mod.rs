@@ -241,6 +241,15 @@ impl Anchors {
     pub fn look(&self, vault: &VaultId) -> Result<(PathBuf, DiskTable)> {
         let path = self.file_of(vault)?.ok_or(Error::NoAnchorPlace)?;
         self.bring_copy_up_to_date(vault, &path)?;
+        self.look_as_it_is(vault)
+    }
+
+    /// The same without asking its server, if it is at one: a process of this host keeps others from changing it.
+    ///
+    /// # Errors
+    /// As [`Anchors::look`].
+    pub(crate) fn look_as_it_is(&self, vault: &VaultId) -> Result<(PathBuf, DiskTable)> {
+        let path = self.file_of(vault)?.ok_or(Error::NoAnchorPlace)?;
         let beside = DiskTable::open_read_only(&path, Readers::BesideWriter);
         let table = match beside {
             // Another reader keeps writers out, but reading beside it is possible.

@@ -146,11 +146,16 @@ impl Anchors {
     ///
     /// # Errors
     /// [`AnchorError`]; [`crate::Error::Local`], [`crate::Error::NoAnchorPlace`].
-    pub fn copy_datasets(&self, datasets: &BTreeSet<VaultId>, root: &VaultId) -> Result<CopiedDatasets> {
+    pub(crate) fn copy_datasets(
+        &self,
+        datasets: &BTreeSet<VaultId>,
+        root: &VaultId,
+        look: impl Fn(&VaultId) -> Result<(PathBuf, DiskTable)>,
+    ) -> Result<CopiedDatasets> {
         let mut done = CopiedDatasets::default();
         for dataset in datasets {
             let to = self.of_copied(root, dataset).ok_or(crate::Error::NoAnchorPlace)?;
-            let from = match self.look(dataset) {
+            let from = match look(dataset) {
                 Err(crate::Error::Vault(VaultError::Anchor(AnchorError::Missing { .. }))) => {
                     done.missing.push(*dataset);
                     continue;

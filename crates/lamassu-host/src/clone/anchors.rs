@@ -1,18 +1,19 @@
 //! The anchors of a copy: copies of the original's, since the ciphertext is the same.
 
-use super::{Original, Top};
+use super::{Original, Quiet, Top};
 use crate::anchors::{Access, Choice, CopiedDatasets, Made, check, disk};
 use crate::open::backend;
 use crate::{Error, Policy, Result};
 use lamassu_anchor::Anchor;
 use lamassu_anchor::export::Rights;
 use lamassu_anchor::table::DiskTable;
-use lamassu_format::header::VaultHeader;
+use lamassu_format::header::{VaultHeader, VaultId};
 use lamassu_format::name;
 use lamassu_keys::{Unlocked, header_file};
 use lamassu_store::Backend as _;
 use lamassu_store::backend::Privileges;
 use std::collections::BTreeSet;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 impl Original {
@@ -23,6 +24,7 @@ impl Original {
         policy: &Policy,
         header: &VaultHeader,
         keys: &Unlocked,
+        quiet: &impl Quiet,
     ) -> Result<Option<Arc<DiskTable>>> {
         if !header.is_anchored() {
             return Ok(None);
@@ -31,7 +33,7 @@ impl Original {
             return Err(Error::UnverifiedWrite);
         }
         let id = header.id();
-        let (_, table) = policy.anchors.look(&id)?;
+        let (_, table) = look(policy, &id, quiet)?;
         let table = Arc::new(table);
         let anchor = Anchor::open(table.clone(), &id)?;
         check(&anchor, Access::Read, header, keys, &self.dir)?;
@@ -62,7 +64,12 @@ impl Original {
 
     /// Makes those of the datasets in it, which keep their ids. Their headers are not authenticated: one that names
     /// another vault gets a copy to which no record leads.
-    pub(super) fn copy_anchors_below(&self, policy: &Policy, copy: &VaultHeader) -> Result<CopiedDatasets> {
+    pub(super) fn copy_anchors_below(
+        &self,
+        policy: &Policy,
+        copy: &VaultHeader,
+        quiet: &impl Quiet,
+    ) -> Result<CopiedDatasets> {
         let mut ids = BTreeSet::new();
         if copy.is_anchored() && copy.has_datasets() {
             for stored in lamassu_vault::datasets_below(&self.dir)? {
@@ -70,6 +77,12 @@ impl Original {
                 ids.extend(header.ok().filter(VaultHeader::is_anchored).map(|header| header.id()));
             }
         }
-        policy.anchors.copy_datasets(&ids, &copy.id())
+        policy.anchors.copy_datasets(&ids, &copy.id(), |dataset| look(policy, dataset, quiet))
     }
+}
+
+/// The anchor of what is copied. The daemon of a frozen mount has the newest; hosts that take turns are in the way of
+/// another session.
+fn look(policy: &Policy, vault: &VaultId, quiet: &impl Quiet) -> Result<(PathBuf, DiskTable)> {
+    if quiet.is_frozen() { policy.anchors.look_as_it_is(vault) } else { policy.anchors.look(vault) }
 }

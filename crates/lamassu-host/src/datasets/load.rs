@@ -131,6 +131,7 @@ impl Served {
         if member == ROOT_MEMBER {
             return Err(Error::SharedMount);
         }
+        self.refuse_frozen()?;
         if let Some((material, slot)) = brought {
             if !caller.is_owner {
                 return Err(Error::NotPermitted);

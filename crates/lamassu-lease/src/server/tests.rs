@@ -33,7 +33,7 @@ fn what_is_taken_from_a_session_is_given_to_others_a_term_later() {
     assert_eq!((out.replies, out.changes), (vec![(a, Reply::Ended)], vec![]));
     assert!(!server.may_change(a, OBJECT) && !beats(&mut server, a, Millis(400)));
     let _ = server.call(a, Call::Release { grant, keeps: None }, Millis(400));
-    let _ = server.call(a, Call::Resume { held: vec![grant], locks: vec![] }, Millis(400));
+    let _ = server.call(a, Call::Resume { held: vec![grant], kept: Vec::new(), locks: vec![] }, Millis(400));
     assert!(beats(&mut server, b, Millis(400)));
     assert!(server.tick(Millis(199) + term).replies.is_empty() && server.is_alive(a));
     let replies = server.tick(Millis(200) + term).replies;
@@ -80,7 +80,7 @@ fn a_holder_that_is_asked_and_holds_on_stops_and_then_ends_though_it_beats() {
         last = if now < 100 + term { now } else { last };
         assert!(beats(&mut server, b, Millis(now)));
         // A session with a new connection is recalled again, and gets no more time.
-        let again = server.call(a, Call::Resume { held: vec![grant], locks: vec![] }, Millis(now));
+        let again = server.call(a, Call::Resume { held: vec![grant], kept: Vec::new(), locks: vec![] }, Millis(now));
         assert!(server.tick(Millis(now)).replies.is_empty() && again.changes.is_empty());
     };
     // Not before the host has stopped by its own clock.
@@ -102,7 +102,7 @@ fn a_holder_that_gives_back_late_is_answered_again() {
         }
         let now = Millis(term + 300);
         let given_back = match by_resuming {
-            true => Call::Resume { held: vec![], locks: vec![] },
+            true => Call::Resume { held: vec![], kept: Vec::new(), locks: vec![] },
             false => Call::Release { grant, keeps: None },
         };
         let step = server.call(a, given_back, now);
@@ -145,7 +145,40 @@ fn what_a_report_frees_is_not_given_to_the_session_that_reports() {
         let _ = server.call(session, Call::Lock { request, lock, waits: true }, Millis(100));
     }
     assert!(beats(&mut server, b, Millis(200)));
-    let step = server.call(b, Call::Resume { held: vec![], locks: vec![] }, Millis(100) + term);
+    let step = server.call(b, Call::Resume { held: vec![], kept: Vec::new(), locks: vec![] }, Millis(100) + term);
     assert_eq!(step.replies, [(a, Reply::Ended)]);
     assert!(!server.is_alive(a) && server.is_alive(b) && !server.may_change(b, OBJECT));
+}
+
+/// Until it lets go, or is silent. From then on it has a term, as any other.
+#[test]
+fn a_holder_that_says_that_it_keeps_the_lease_is_answered_however_long() {
+    let term = Terms::DEFAULT.term().0;
+    let (mut server, a, b, grant) = contended();
+    let keep = |kept| Call::Keep { grant, kept };
+    // After the deadline it is answered again.
+    assert!(beats(&mut server, a, Millis(term - 1)) && beats(&mut server, b, Millis(term - 1)));
+    assert!(!beats(&mut server, a, Millis(term + 100)));
+    assert_eq!(server.call(a, keep(true), Millis(term + 200)), Step::default());
+    for now in (term + 200..5 * term).step_by(1000) {
+        assert!(beats(&mut server, a, Millis(now)) && beats(&mut server, b, Millis(now)));
+        assert!(server.tick(Millis(now)).replies.is_empty());
+    }
+    // A new connection says it again, and so it does to a server that starts anew.
+    let resume = |kept: &[Object]| Call::Resume { held: vec![grant], kept: kept.to_vec(), locks: vec![] };
+    let _ = server.call(a, resume(&[OBJECT]), Millis(5 * term));
+    assert!(beats(&mut server, a, Millis(5 * term)) && beats(&mut server, b, Millis(5 * term)));
+    for by_resuming in [false, true] {
+        let mut server = server.clone();
+        let let_go = if by_resuming { resume(&[]) } else { keep(false) };
+        let _ = server.call(a, let_go, Millis(5 * term));
+        for now in [5 * term, 6 * term - 1] {
+            assert!(beats(&mut server, a, Millis(now)) && beats(&mut server, b, Millis(now)));
+        }
+        assert!(!beats(&mut server, a, Millis(6 * term)), "it has had its term");
+    }
+    // Who keeps it, and is silent.
+    assert!(beats(&mut server, b, Millis(6 * term - 1)));
+    let replies = server.tick(Millis(6 * term)).replies;
+    assert!(replies.iter().any(|(to, reply)| *to == b && matches!(reply, Reply::Granted { takes_over: true, .. })));
 }

@@ -305,7 +305,7 @@ impl World {
         let host = &mut self.hosts[at];
         let (locks, again) = host.resumed(without);
         host.must_resume = false;
-        let up = std::iter::once(Call::Resume { held: Vec::new(), locks }).chain(again).collect();
+        let up = std::iter::once(Call::Resume { held: Vec::new(), kept: Vec::new(), locks }).chain(again).collect();
         host.connection = Some(Connection { up, ..Connection::default() });
     }
 
@@ -313,7 +313,8 @@ impl World {
         let (mut server, _) = Server::start(Terms::of_model(2, 2), self.durable.clone(), NOW);
         if without == Without::Grace {
             for session in self.durable.sessions.clone() {
-                let _ = server.call(session, Call::Resume { held: Vec::new(), locks: Vec::new() }, NOW);
+                let _ =
+                    server.call(session, Call::Resume { held: Vec::new(), kept: Vec::new(), locks: Vec::new() }, NOW);
             }
         }
         self.restarted_with_lock |= self.hosts.iter().flat_map(|host| host.told).flatten().any(|cell| cell.is_some());

@@ -30,6 +30,8 @@ enum Event {
     Go(usize),
     /// A write returns, and nobody syncs it.
     Return(usize),
+    /// A host keeps its lease although the other one wants it, or no longer.
+    Keep(usize),
     Up(usize),
     Down(usize),
     Break(usize),
@@ -94,7 +96,11 @@ fn without_grace(server: &Server, now: Millis) -> Server {
             number: *number,
         };
         if !server.is_back(session) {
-            let _ = other.call(session, Call::Resume { held: held.map(grant).collect(), locks: Vec::new() }, now);
+            let _ = other.call(
+                session,
+                Call::Resume { held: held.map(grant).collect(), kept: Vec::new(), locks: Vec::new() },
+                now,
+            );
         }
     }
     other
@@ -170,6 +176,9 @@ impl Model for Sharing {
             }
             if matches!(host.work, Some(Work::Written(_))) {
                 all.push(Event::Return(at));
+                if world.left.keeps > 0 {
+                    all.push(Event::Keep(at));
+                }
             }
             if host.asked.is_none() && host.work.is_none() {
                 if world.left.reads > 0 {
@@ -229,6 +238,13 @@ impl Model for Sharing {
                 let host = world.hosts[at].as_mut()?;
                 let Some(Work::Written(ticket)) = host.work.take() else { return None };
                 let (_, all) = host.client.finish(ticket, now);
+                world.act(self, at, all);
+            }
+            Event::Keep(at) => {
+                world.left.keeps -= 1;
+                let host = world.hosts[at].as_mut()?;
+                host.is_keeping = !host.is_keeping;
+                let all = host.client.keep(FILE, host.is_keeping);
                 world.act(self, at, all);
             }
             Event::Up(at) => world.up(self, at)?,
@@ -301,6 +317,9 @@ impl Model for Sharing {
             Property::sometimes("a restart while something is held", |_, world: &World| {
                 world.seen.restarted_with_lease
             }),
+            Property::sometimes("a recalled lease that is kept, with the server's consent", |_, world: &World| {
+                world.seen.kept
+            }),
             Property::sometimes("a session that is good again", |_, world: &World| world.seen.good_again),
         ]
     }
@@ -308,13 +327,14 @@ impl Model for Sharing {
 
 /// The most of each, in the order of [`Left`].
 const fn left([ticks, beats, reads, writes, breaks, host_crashes, server_crashes]: [u8; 7]) -> Left {
-    Left { ticks, beats, reads, writes, breaks, host_crashes, server_crashes }
+    Left { ticks, beats, reads, writes, breaks, host_crashes, server_crashes, keeps: 0 }
 }
 
 // A session lasts two ticks without a heartbeat.
 const CONNECTIONS_BREAK: Left = left([2, 1, 1, 2, 1, 0, 0]);
 const SERVER_CRASHES: Left = left([3, 1, 1, 1, 0, 0, 1]);
 const HOSTS_CRASH: Left = left([2, 0, 1, 2, 0, 1, 0]);
+const LEASES_ARE_KEPT: Left = Left { keeps: 1, ..left([2, 1, 0, 2, 0, 0, 0]) };
 const RUNS: [Left; 3] = [CONNECTIONS_BREAK, SERVER_CRASHES, HOSTS_CRASH];
 /// In `make torture`.
 const LONG_RUNS: [Left; 4] = [
@@ -349,12 +369,12 @@ where
 fn every_order_of_events_keeps_the_promises() {
     let (mut states, mut seen) = (0, BTreeSet::new());
     let more = std::env::var_os("LAMASSU_MODEL_SCALE").map(|_| LONG_RUNS).into_iter().flatten();
-    for left in RUNS.into_iter().chain(more) {
+    for left in RUNS.into_iter().chain([LEASES_ARE_KEPT]).chain(more) {
         let model = Sharing { without: Without::Nothing, left };
         states += explored(model, &mut seen);
     }
     println!("{states} states of leases");
-    assert_eq!(seen.len(), 4, "not everything happens that can: {seen:?}");
+    assert_eq!(seen.len(), 5, "not everything happens that can: {seen:?}");
     assert!(states > 1_000_000);
 }
 

@@ -2,7 +2,8 @@
 //!
 //! The other model has no bound on how late a message is, so it cannot say how long a request waits. Here messages
 //! arrive at once, and a host that does not hang ends what it does within a tick. One host may hang, with the vault or
-//! without, and still sends heartbeats; others may have no answer to a heartbeat, since their connections break before.
+//! without, and still sends heartbeats; one may keep the vault on purpose, and one may die; others may have no answer
+//! to a heartbeat, since their connections break before.
 
 use lamassu_lease::client::{Client, Do, Op, Ticket};
 use lamassu_lease::server::{Durable, Server, Step};
@@ -26,6 +27,11 @@ enum Event {
     Hang(usize),
     /// From now on the connection of a host breaks before a heartbeat is answered, and is made again.
     Flicker(usize),
+    /// A host keeps its lease although others want it, from now on or no longer.
+    Keep(usize),
+    Let(usize),
+    /// A host sends nothing more.
+    Die(usize),
 }
 
 /// A rule that is left out, or a part of one.
@@ -42,6 +48,12 @@ enum Without {
     Good,
     /// R13: who holds on to a recalled lease is not answered.
     Silence,
+    /// R15: who says that it keeps a lease is answered.
+    Keeping,
+    /// R15: but ends as any other when it is silent.
+    Dying,
+    /// R15: who keeps a lease no longer has a term from then on, and is not answered after that.
+    Letting,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -53,6 +65,9 @@ struct Host {
     hangs: bool,
     flickers: bool,
     is_over: bool,
+    is_dead: bool,
+    /// It says that it keeps its lease.
+    is_keeping: bool,
     /// It has a lease that no operation has used.
     is_unused: bool,
     /// Leases that it released without use, one after the other.
@@ -64,7 +79,7 @@ struct Host {
 impl Host {
     /// Whether nothing is wrong with it.
     fn is_sound(&self) -> bool {
-        !self.hangs && !self.flickers
+        !self.hangs && !self.flickers && !self.is_dead
     }
 
     fn wants_to_change(&self) -> bool {
@@ -79,6 +94,8 @@ struct Left {
     wants: u8,
     hangs: u8,
     flickers: u8,
+    keeps: u8,
+    deaths: u8,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -89,6 +106,8 @@ struct World {
     /// Requests that the server has not granted, in the order of their arrival.
     arrived: Vec<(usize, Call)>,
     next_op: u64,
+    /// When a host last kept its lease.
+    kept: Millis,
     left: Left,
     wrong: Option<&'static str>,
 }
@@ -158,6 +177,8 @@ impl World {
                 }
             }
             Call::Resume { .. } => self.arrived.retain(|(other, _)| *other != at),
+            Call::Keep { .. } if without == Without::Keeping => return step,
+            Call::Keep { kept: false, .. } if without == Without::Letting => return step,
             Call::Heartbeat { .. } if without == Without::Silence => self.server.was_away(self.now),
             Call::Acquire { .. } => {
                 let before = self.arrived.clone();
@@ -168,7 +189,7 @@ impl World {
                         serve(
                             &mut self.server,
                             self.hosts[*other].client.session(),
-                            Call::Resume { held: Vec::new(), locks: Vec::new() },
+                            Call::Resume { held: Vec::new(), kept: Vec::new(), locks: Vec::new() },
                         );
                     }
                     serve(&mut self.server, session, call);
@@ -220,8 +241,15 @@ impl World {
         self.now = self.now + Millis(1);
         for at in 0..HOSTS {
             let host = &mut self.hosts[at];
-            if host.is_over {
+            if host.is_dead && host.is_keeping && without == Without::Dying {
+                let session = host.client.session();
+                let _ = self.server.call(session, Call::Heartbeat { beat: 0 }, self.now);
+            }
+            if host.is_over || host.is_dead {
                 continue;
+            }
+            if host.is_keeping {
+                self.kept = self.now;
             }
             let mut all =
                 if host.flickers { host.client.connected(Vec::new()) } else { vec![host.client.beat(self.now)] };
@@ -263,11 +291,13 @@ impl Model for Progress {
             hangs: false,
             flickers: false,
             is_over: false,
+            is_dead: false,
+            is_keeping: false,
             is_unused: false,
             unused: 0,
             keeps: false,
         });
-        vec![World { now, server, hosts, arrived: Vec::new(), next_op: 0, left: self.left, wrong: None }]
+        vec![World { now, server, hosts, arrived: Vec::new(), next_op: 0, kept: now, left: self.left, wrong: None }]
     }
 
     fn actions(&self, world: &World, all: &mut Vec<Event>) {
@@ -275,8 +305,21 @@ impl Model for Progress {
             return;
         }
         for (at, host) in world.hosts.iter().enumerate().filter(|(_, host)| !host.is_over && !host.hangs) {
+            if host.is_dead {
+                continue;
+            }
+            if world.left.deaths > 0 {
+                all.push(Event::Die(at));
+            }
+            if host.is_keeping {
+                all.push(Event::Let(at));
+                continue;
+            }
             if !host.works.is_empty() {
                 all.push(Event::Done(at));
+                if world.left.keeps > 0 && !host.flickers {
+                    all.push(Event::Keep(at));
+                }
             }
             if world.left.wants > 0 && host.works.len() + host.waits.len() < OPS_MAX {
                 all.extend([Mode::Shared, Mode::Exclusive].map(|mode| Event::Want(at, mode)));
@@ -288,8 +331,9 @@ impl Model for Progress {
                 all.push(Event::Flicker(at));
             }
         }
-        let are_done = world.hosts.iter().all(|host| host.works.is_empty() || host.hangs || host.is_over);
-        if world.left.ticks > 0 && are_done {
+        let is_done =
+            |host: &Host| host.works.is_empty() || host.hangs || host.is_over || host.is_dead || host.is_keeping;
+        if world.left.ticks > 0 && world.hosts.iter().all(is_done) {
             all.push(Event::Tick);
         }
     }
@@ -323,6 +367,18 @@ impl Model for Progress {
                 world.left.flickers -= 1;
                 world.hosts[at].flickers = true;
             }
+            Event::Keep(at) | Event::Let(at) => {
+                let host = &mut world.hosts[at];
+                host.is_keeping = !host.is_keeping;
+                world.left.keeps -= u8::from(host.is_keeping);
+                world.kept = world.now;
+                let all = host.client.keep(FILE, host.is_keeping);
+                world.settle(self.without, at, all);
+            }
+            Event::Die(at) => {
+                world.left.deaths -= 1;
+                world.hosts[at].is_dead = true;
+            }
         }
         Some(world)
     }
@@ -333,8 +389,20 @@ impl Model for Progress {
             Property::always("L5 no request waits for longer than two terms", |_, world: &World| {
                 let sound = world.hosts.iter().filter(|host| host.is_sound());
                 let mut since = sound.flat_map(|host| host.waits.iter().map(|(_, _, since)| since.0));
-                since.all(|since| world.now.0 <= since + 2 * TERM)
+                since.all(|since| world.now.0 <= since.max(world.kept.0) + 2 * TERM)
             }),
+            Property::sometimes("a lease that is kept for longer than two terms", |_, world: &World| {
+                let is_kept = world.hosts.iter().any(|host| host.is_sound() && host.is_keeping);
+                let mut since = world.hosts.iter().flat_map(|host| host.waits.iter().map(|(_, _, since)| since.0));
+                is_kept && since.any(|since| world.now.0 > since + 2 * TERM)
+            }),
+            Property::sometimes(
+                "a request that waits until a host has died that kept its lease",
+                |_, world: &World| {
+                    let died = world.hosts.iter().any(|host| host.is_dead && host.is_keeping && host.is_over);
+                    died && world.hosts.iter().any(|host| host.is_sound() && !host.works.is_empty())
+                },
+            ),
             Property::sometimes("a request that waits until a host that hangs has ended", |_, world: &World| {
                 let hung = world.hosts.iter().any(|host| host.hangs && host.is_over);
                 hung && world.hosts.iter().any(|host| host.is_sound() && !host.works.is_empty())
@@ -346,8 +414,13 @@ impl Model for Progress {
     }
 }
 
-const RUNS: [Left; 2] =
-    [Left { ticks: 5, wants: 4, hangs: 1, flickers: 0 }, Left { ticks: 5, wants: 3, hangs: 0, flickers: 2 }];
+const NONE: Left = Left { ticks: 0, wants: 0, hangs: 0, flickers: 0, keeps: 0, deaths: 0 };
+const RUNS: [Left; 4] = [
+    Left { ticks: 5, wants: 4, hangs: 1, ..NONE },
+    Left { ticks: 5, wants: 3, flickers: 2, ..NONE },
+    Left { ticks: 6, wants: 2, keeps: 1, deaths: 1, ..NONE },
+    Left { ticks: 6, wants: 2, keeps: 1, hangs: 1, ..NONE },
+];
 
 #[test]
 fn requests_are_granted_in_time_and_in_order() {
@@ -356,14 +429,15 @@ fn requests_are_granted_in_time_and_in_order() {
         states += crate::explored(Progress { without: Without::Nothing, left }, &mut seen);
     }
     println!("{states} states of progress");
-    assert_eq!(seen.len(), 2, "not everything happens that can: {seen:?}");
+    assert_eq!(seen.len(), 4, "not everything happens that can: {seen:?}");
     assert!(states > 10_000);
 }
 
 /// Each rule that is left out breaks the promise.
 #[test]
 fn every_rule_of_progress_is_needed() {
-    for without in [Without::Recall, Without::Order, Without::Release, Without::Good, Without::Silence] {
+    let leases = [Without::Recall, Without::Order, Without::Release, Without::Good, Without::Silence];
+    for without in leases.into_iter().chain([Without::Keeping, Without::Dying, Without::Letting]) {
         let breaks = |left: &Left| {
             let model = Progress { without, left: *left };
             let checker = model.checker().threads(2).finish_when(HasDiscoveries::AnyFailures).spawn_bfs().join();

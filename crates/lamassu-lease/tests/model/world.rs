@@ -97,6 +97,8 @@ pub struct Host {
     pub wrote: Value,
     /// When it may send a heartbeat.
     pub next_beat: Millis,
+    /// It says that it keeps its lease.
+    pub is_keeping: bool,
     /// What is cached of the file, under its lease: the row as it was when the lease came.
     pub row: Option<Row>,
 }
@@ -131,6 +133,7 @@ pub struct Left {
     pub breaks: u8,
     pub host_crashes: u8,
     pub server_crashes: u8,
+    pub keeps: u8,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -139,6 +142,7 @@ pub struct Seen {
     pub kept_late: bool,
     pub restarted_with_lease: bool,
     pub good_again: bool,
+    pub kept: bool,
 }
 
 impl World {
@@ -353,7 +357,9 @@ impl World {
         let host = self.hosts[at].as_mut()?;
         let reply = host.connection.as_mut()?.down.pop_front()?;
         let (was_good, is_granted) = (host.client.is_good(self.now), matches!(reply, Reply::Granted { .. }));
+        let is_answered = matches!(reply, Reply::Alive { .. });
         let all = host.client.reply(reply, self.now);
+        self.seen.kept |= is_answered && host.is_keeping && host.client.is_recalled(FILE);
         self.seen.good_again |= !was_good && host.client.is_good(self.now);
         if is_granted {
             host.row = None; // whatever it was before
@@ -375,6 +381,7 @@ impl World {
             dirty: None,
             wrote: 0,
             next_beat: self.now + Millis(1),
+            is_keeping: false,
             row: None,
         });
         self.serve(model, |_, _| step);

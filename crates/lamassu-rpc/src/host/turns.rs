@@ -288,6 +288,12 @@ impl Turn {
         self.table.session().taken_over();
     }
 
+    /// The vault is kept although other hosts want it, from now on or no longer. Meanwhile the server ends the session
+    /// only if this host is silent.
+    pub fn keep(&self, kept: bool) {
+        self.table.session().keep(kept);
+    }
+
     /// Releases the vault. All changes must be committed, and nothing may be cached. From now on every call of this
     /// turn's table fails with `Ended`.
     pub fn pass(self) {

@@ -212,7 +212,7 @@ fn a_new_connection_hears_nothing_that_was_decided_before_its_report() {
         });
         let mut resume = || {
             let (replies, mut told) = channel(REPLIES_MAX);
-            let report = Call::Resume { held: Vec::new(), locks: Vec::new() };
+            let report = Call::Resume { held: Vec::new(), kept: Vec::new(), locks: Vec::new() };
             let begun = vault.resumes(&caller.name, line.session, report, replies);
             line = begun.unwrap_or_else(|_| panic!("the session lasts")).line;
             // Nothing was asked on it yet.

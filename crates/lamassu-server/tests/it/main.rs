@@ -9,6 +9,7 @@ mod crowds;
 mod datasets;
 #[cfg(feature = "etcd")]
 mod etcd;
+mod freeze;
 mod hostile;
 mod hosts;
 mod keys;

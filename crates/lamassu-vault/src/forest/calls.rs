@@ -163,9 +163,8 @@ impl FileSystem for Forest {
 
     // All vaults that are open; none is opened until the thaw. `EBUSY` while one is loaded, unloaded or destroyed.
     fn freeze(&self) -> Result<()> {
-        // Another host would write in the next turn.
         if self.hosts_take_turns() {
-            return Err(errno("freeze what hosts have in turn", libc::EXDEV));
+            return self.freeze_turns();
         }
         // Does not wait: unloading waits for requests of the kernel, which a front-end holds back while it freezes.
         let Some(_one) = self.changing.try_lock() else { return Err(errno("freeze", libc::EBUSY)) };
@@ -179,6 +178,9 @@ impl FileSystem for Forest {
     }
 
     fn thaw(&self) -> Result<()> {
+        if self.hosts_take_turns() {
+            return self.thaw_turns();
+        }
         self.frozen.store(false, Ordering::Release);
         self.each_loaded(Vault::thaw)
     }

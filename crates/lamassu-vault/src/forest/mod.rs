@@ -16,6 +16,7 @@
 //! requests to end, and for the kernel, which waits for requests too.
 
 mod calls;
+mod frozen;
 mod member;
 mod names;
 mod states;
@@ -110,6 +111,25 @@ pub trait Opener: Send + Sync {
     fn opened(&self, member: Number, vault: &Arc<Vault>);
     /// The vault of a member is closed, or could not be opened: its keys must be dropped.
     fn unloading(&self, member: Number);
+    /// The datasets that lie in the mount's own vault and in those in it, as the store shows them: the vault that each
+    /// lies in, and its own. Each comes after the one that it lies in.
+    ///
+    /// # Errors
+    /// Those of the store.
+    fn stored_datasets(&self) -> Result<Vec<(VaultId, VaultId)>> {
+        Ok(Vec::new())
+    }
+    /// Keeps other hosts from changing a dataset that takes no turns here. It lies in `around`. `None`: hosts do not
+    /// use it by turns. Waits for those that have it, until [`Opener::stop_holding`].
+    ///
+    /// # Errors
+    /// Those of the server.
+    fn hold(&self, dataset: &VaultId, around: &VaultId) -> Result<Option<Box<dyn HeldDataset>>> {
+        let _ = (dataset, around);
+        Ok(None)
+    }
+    /// [`Opener::hold`] waits no longer.
+    fn stop_holding(&self) {}
     /// Starts taking turns with a dataset. Returns where requests wait for them, and the locks of programs.
     ///
     /// # Errors
@@ -118,6 +138,17 @@ pub trait Opener: Send + Sync {
         let _ = member;
         Err(VaultError::Invalid)
     }
+}
+
+/// A dataset that no other host changes until this is dropped.
+pub trait HeldDataset: Send {
+    /// Whether that is certain until now.
+    fn is_good(&self) -> bool;
+    /// Whether another dataset lies in it.
+    ///
+    /// # Errors
+    /// Those of the anchor.
+    fn has(&self, dataset: &VaultId) -> Result<bool>;
 }
 
 /// A cache of file contents, attributes and names outside the vault: the kernel's. Its calls may wait for requests.
@@ -151,6 +182,8 @@ pub struct Forest {
     /// Held shared while a vault is opened, or its header changed: a freeze waits for these.
     opens: RwLock<()>,
     frozen: AtomicBool,
+    /// What is kept from other hosts meanwhile.
+    kept: Mutex<frozen::Kept>,
     /// Whether a request came since the last check for idleness.
     used: AtomicBool,
     idle: Mutex<Idle>,
@@ -195,6 +228,7 @@ impl Forest {
             changing: Mutex::new(()),
             opens: RwLock::new(()),
             frozen: AtomicBool::new(false),
+            kept: Mutex::default(),
             used: AtomicBool::new(true),
             idle: Mutex::new(Idle { after: None, since: Instant::now() }),
             hosts_take_turns: AtomicBool::new(false),

@@ -209,7 +209,7 @@ impl Forest {
         if let Some(turns) = there(&slot) {
             return Some(turns);
         }
-        if slot.state() != State::Sighted {
+        if slot.state() != State::Sighted || self.is_frozen() {
             return None;
         }
         match self.opener.take_turns(member) {
@@ -376,6 +376,9 @@ impl Forest {
         };
         match is_away {
             true => errno("have the vault, which other hosts use too", libc::EIO),
+            false if self.is_frozen() && self.slot(member).is_ok_and(|slot| slot.state() == State::Sighted) => {
+                VaultError::Frozen
+            }
             false => VaultError::KeyNotLoaded,
         }
     }

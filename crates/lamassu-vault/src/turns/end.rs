@@ -1,5 +1,6 @@
 //! Threads that carry out waiting requests, and the end of all turns.
 
+use super::freeze::Freezing;
 use super::{Phase, State, Turns};
 use parking_lot::MutexGuard;
 use std::io;
@@ -39,6 +40,7 @@ impl Turns {
 
     /// The same, without waiting.
     pub fn will_stop(&self) {
+        self.thaw();
         self.state.lock().is_stopping = true;
         self.driver.notify_all();
     }
@@ -46,6 +48,7 @@ impl Turns {
     /// The same, and the mount goes on: the present turn ends as if the vault were recalled. Waits for the kernel, so
     /// it must not be called by a thread that answers requests.
     pub fn retire(&self) {
+        self.thaw();
         let mut state = self.state.lock();
         state.is_retired = true;
         self.wait_until_over(state);
@@ -56,6 +59,11 @@ impl Turns {
         self.driver.wait_while(&mut state, |state| state.phase != Phase::Over || state.runners > 0);
     }
 
+    /// The number of the turn; 0: there was none.
+    pub fn number(&self) -> u64 {
+        self.state.lock().number
+    }
+
     /// Whether no further turn begins.
     pub fn is_last(&self) -> bool {
         self.state.lock().is_last()
@@ -64,7 +72,8 @@ impl Turns {
     /// The driver reports that there will be no further turn. Waiting requests are carried out, and fail.
     pub fn over(&self) {
         let mut state = self.state.lock();
-        state.phase = Phase::Over;
+        (state.phase, state.freezing) = (Phase::Over, Freezing::No);
+        self.quiet.notify_all();
         self.runnable.notify_all();
         self.driver.notify_all();
     }

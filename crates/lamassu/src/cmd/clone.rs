@@ -11,12 +11,13 @@ use crate::output::{self, Ui};
 use crate::progress::Meter;
 use crate::{policy, signals, text};
 use lamassu_format::header::VaultHeader;
-use lamassu_fuse::control::Root;
+use lamassu_fuse::control::{ControlError, Root};
 use lamassu_host::Error as HostError;
-use lamassu_host::clone::{NewCopy, Original, Watch, lock_out_all_writers, refuse_place};
+use lamassu_host::clone::{self as copying, NewCopy, Original, Watch, lock_out_all_writers, refuse_place};
 use lamassu_host::slots::check_label;
 use lamassu_keys::{NewClone, Unlocked, unix_now};
 use lamassu_store::backend::{Copied, Privileges};
+use lamassu_vault::VaultError;
 use serde::Serialize;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -198,7 +199,7 @@ fn copy(ui: &Ui, common: &Common, original: &Original, place: &Path, keys: NewCl
 /// Keeps all processes from writing the vault and its datasets, until this is dropped.
 enum Quiet {
     /// The daemon of the mount has frozen the vault and its datasets. It thaws them when this process ends in any way.
-    Frozen(Root, PathBuf),
+    Frozen(Option<Root>, PathBuf),
     Locked(#[allow(dead_code, reason = "held, not read")] Vec<WriterLock>),
 }
 
@@ -212,23 +213,44 @@ impl Quiet {
                 let root = mounts::root_at(&mount.mountpoint)?;
                 let context = || format!("cannot freeze {} to copy it", mount.mountpoint.display());
                 root.freeze_while_open().with_context(context)?;
-                Ok(Quiet::Frozen(root, mount.mountpoint.clone()))
+                Ok(Quiet::Frozen(Some(root), mount.mountpoint.clone()))
             }
             None => Ok(Quiet::Locked(lock_out_all_writers(&ui.policy, dir)?)),
         })
     }
 }
 
+impl Quiet {
+    /// Thaws. Returns whether nobody else can have written meanwhile.
+    fn thaw(&mut self) -> bool {
+        let Quiet::Frozen(root, mountpoint) = self else { return true };
+        match root.take().map_or(Ok(()), |root| root.thaw()) {
+            Ok(()) => true,
+            Err(ControlError::FreezeLost) => false,
+            Err(error) => {
+                output::say(format_args!(
+                    "lamassu: warning: {0} could not be thawed: {error}; run `lamassu thaw {0}`",
+                    mountpoint.display()
+                ));
+                true
+            }
+        }
+    }
+}
+
+impl copying::Quiet for Quiet {
+    fn is_frozen(&self) -> bool {
+        matches!(self, Quiet::Frozen(..))
+    }
+
+    fn end(mut self) -> lamassu_host::Result<()> {
+        if self.thaw() { Ok(()) } else { Err(VaultError::FreezeLost.into()) }
+    }
+}
+
 impl Drop for Quiet {
     fn drop(&mut self) {
-        if let Quiet::Frozen(root, mountpoint) = self
-            && let Err(error) = root.thaw()
-        {
-            output::say(format_args!(
-                "lamassu: warning: {0} could not be thawed: {error}; run `lamassu thaw {0}`",
-                mountpoint.display()
-            ));
-        }
+        self.thaw();
     }
 }
 

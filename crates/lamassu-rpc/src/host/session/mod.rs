@@ -364,6 +364,15 @@ impl Session {
         }
     }
 
+    /// Tells the server that the vault is kept although others want it, or no longer.
+    pub(super) fn keep(&self, kept: bool) {
+        let state = &mut self.shared.state.lock();
+        if state.given.is_some_and(|given| given.op == self.op) {
+            let dos = state.client.keep(VAULT, kept);
+            self.shared.carry_out(state, dos);
+        }
+    }
+
     /// Keeps the vault to read, if it was granted exclusively for a takeover. Nothing may have been changed under it.
     fn reduce(&self) {
         let state = &mut self.shared.state.lock();

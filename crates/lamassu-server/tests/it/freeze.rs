@@ -1,0 +1,211 @@
+//! `freeze` and `thaw` of a vault that several hosts have mounted by turns.
+
+use crate::common::*;
+use crate::shared::{listed, mount, shared, unmounted_and_checked};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::Command;
+use std::thread::{JoinHandle, sleep, spawn};
+use std::time::Duration;
+
+/// More than a holder has that does not say that it keeps the vault.
+const LONG: Duration = Duration::from_secs(3 * TERM);
+
+/// A write of another host, which waits for the thaw.
+fn writing(host: Host<'_>, name: &str) -> JoinHandle<std::io::Result<()>> {
+    let (file, text): (PathBuf, _) = (host.file(name), format!("late {name}"));
+    spawn(move || fs::write(file, text))
+}
+
+fn freeze(host: Host<'_>) {
+    host.run(&format!("freeze m-{}", host.name)).ok();
+}
+
+fn thaw(host: Host<'_>) -> Ran {
+    host.run(&format!("thaw m-{}", host.name))
+}
+
+/// A copy of the store, as a backup takes it.
+fn copied(lab: &Lab, name: &str) {
+    copy(&lab.path("store"), &lab.path(name));
+}
+
+#[track_caller]
+fn assert_unchanged(lab: &Lab, copy: &str) {
+    let differ =
+        Command::new("diff").args(["-r", "--no-dereference"]).args([lab.path("store"), lab.path(copy)]).output();
+    let Ran { code, out, err } = differ.unwrap().into();
+    assert_eq!(code, 0, "the store changed: {out}{err}");
+}
+
+#[test]
+fn a_freeze_holds_other_hosts_up_and_the_store_is_complete() {
+    let mut lab = Lab::new();
+    {
+        let [a, b, c] = shared(&lab);
+        a.write("of-a", "synced").unwrap();
+        fs::write(b.file("of-b"), "not synced").unwrap();
+        fs::write(a.file("of-a-too"), "not synced").unwrap();
+        fs::create_dir(a.file("d")).unwrap();
+        freeze(a);
+        a.run("freeze m-a").code(1).says("already frozen");
+        let late = writing(b, "late");
+        // In another directory than those that are looked at: the kernel locks it for as long as that waits.
+        let own = writing(a, "d/own");
+        copied(&lab, "copy");
+        // For longer than a host may keep a vault that others ask for.
+        sleep(LONG);
+        assert!(!late.is_finished() && !own.is_finished(), "something was written while the vault was frozen");
+        assert_eq!(fs::read_to_string(a.file("of-b")).unwrap(), "not synced");
+        assert_eq!(listed(&a.file("")), ["d", "of-a", "of-a-too", "of-b"]);
+        a.run("key rotate --outer m-a").code(28).says("frozen");
+        assert_unchanged(&lab, "copy");
+        assert_eq!(lab.metric("sessions_held_on_total"), 0.0);
+        // What was written is there, and nothing has to be repaired.
+        for name in ["of-a", "of-a-too", "of-b"] {
+            let text = c.run(&format!("cat --anchor none copy/v {name}")).ok().out;
+            assert!(text.contains("synced"), "{text}");
+        }
+        c.run("check --anchor none copy/v").ok();
+        thaw(a).ok();
+        late.join().unwrap().unwrap();
+        own.join().unwrap().unwrap();
+        assert_eq!(fs::read_to_string(c.file("late")).unwrap(), "late late");
+        assert_eq!(fs::read_to_string(c.file("d/own")).unwrap(), "late d/own");
+        thaw(a).code(1);
+        freeze(b);
+    }
+    // A server that starts anew.
+    lab.stop("-KILL");
+    lab.start();
+    let [a, b, c] = ["a", "b", "c"].map(|name| Host { lab: &lab, name });
+    let late = writing(c, "later");
+    sleep(LONG);
+    assert!(!late.is_finished());
+    thaw(b).ok();
+    late.join().unwrap().unwrap();
+    unmounted_and_checked(&lab, &[a, b, c]);
+}
+
+/// A freeze that did not last says so when it ends, and nobody waits for it.
+#[test]
+fn a_freeze_that_is_lost_is_reported() {
+    let lab = Lab::new();
+    let [a, b, c] = shared(&lab);
+    let id = a.id("store/v");
+    // A host that was stopped.
+    freeze(a);
+    let daemon = a.daemon();
+    kill(daemon, "-STOP");
+    fs::write(b.file("of-b"), "while a is stopped").unwrap();
+    kill(daemon, "-CONT");
+    thaw(a).code(69).says("do not use a copy");
+    fs::write(a.file("of-a"), "goes on").unwrap();
+    assert_eq!(fs::read_to_string(b.file("of-a")).unwrap(), "goes on");
+    freeze(a);
+    thaw(a).ok();
+    // A host that loses its grant.
+    freeze(a);
+    let late = writing(b, "late");
+    lab.serve(&["host", "grant", "--not", "@a", &format!("@{id}")]).ok();
+    late.join().unwrap().unwrap();
+    thaw(a).code(69);
+    lab.grant(a, &id);
+    // A host that is killed.
+    a.write("again", "of a").unwrap();
+    freeze(a);
+    kill(a.daemon(), "-KILL");
+    fs::write(b.file("of-b"), "after a was killed").unwrap();
+    assert_eq!(fs::read_to_string(c.file("again")).unwrap(), "of a");
+    let _ = Command::new("umount").arg("-l").arg(a.file("")).output();
+    mount(a);
+    unmounted_and_checked(&lab, &[a, b, c]);
+}
+
+/// Datasets are frozen with the vault: one that another host has, one that this host has no key for, and one in that.
+#[test]
+fn datasets_are_frozen_with_the_vault_around_them() {
+    let lab = Lab::new();
+    let [a, b, c] = shared(&lab);
+    fs::write(lab.path("other"), [8; 32]).unwrap();
+    fs::set_permissions(lab.path("other"), fs::Permissions::from_mode(0o600)).unwrap();
+    a.run("dataset create m-a/p").ok();
+    b.run("dataset create --new-key raw:file:other m-b/own").ok();
+    b.run("dataset create m-b/own/in").ok();
+    c.run("dataset create m-c/unseen").ok();
+    fs::write(a.file("p/f"), "of a").unwrap();
+    fs::write(b.file("p/g"), "of b").unwrap();
+    fs::write(b.file("own/in/f"), "not synced").unwrap();
+    fs::write(c.file("unseen/f"), "not synced").unwrap();
+    assert!(fs::read(a.file("own/f")).is_err(), "it opens with the key of the vault");
+    freeze(a);
+    copied(&lab, "copy");
+    let late = [(b, "p/late"), (b, "own/late"), (b, "own/in/late"), (c, "unseen/late"), (c, "late")];
+    let late = late.map(|(host, name)| writing(host, name));
+    sleep(LONG);
+    assert!(late.iter().all(|late| !late.is_finished()), "something was written while the vault was frozen");
+    assert_eq!(fs::read_to_string(a.file("p/g")).unwrap(), "of b");
+    a.run("dataset create m-a/new").code(28).says("frozen");
+    a.run("key load --key raw:file:other m-a/own").code(28).says("frozen");
+    assert_unchanged(&lab, "copy");
+    assert_eq!(a.run("cat --anchor none copy/v p/g").ok().out, "of b");
+    assert_eq!(a.run("cat --anchor none copy/v unseen/f").ok().out, "not synced");
+    thaw(a).ok();
+    for late in late {
+        late.join().unwrap().unwrap();
+    }
+    assert_eq!(fs::read_to_string(a.file("unseen/late")).unwrap(), "late unseen/late");
+    hosts_are_done(&lab, &[a, b, c]);
+}
+
+fn hosts_are_done(lab: &Lab, hosts: &[Host<'_>]) {
+    hosts.iter().for_each(|host| drop(host.umount().ok()));
+    lab.wait_until_free();
+    hosts[0].run("check --skip-locked store/v").ok();
+}
+
+/// Who freezes takes the vault before what lies in it, and so nobody waits for ever.
+#[test]
+fn two_hosts_freeze_at_once() {
+    let lab = Lab::new();
+    let [a, b, c] = shared(&lab);
+    a.run("dataset create m-a/p").ok();
+    a.run("dataset create m-a/p/q").ok();
+    for round in 0..5 {
+        fs::write(a.file("p/q/f"), round.to_string()).unwrap();
+        fs::write(b.file("p/f"), round.to_string()).unwrap();
+        std::thread::scope(|scope| {
+            for host in [a, b] {
+                scope.spawn(move || {
+                    freeze(host);
+                    assert_eq!(fs::read_to_string(host.file("p/f")).unwrap(), round.to_string());
+                    thaw(host).ok();
+                });
+            }
+        });
+        fs::write(c.file("p/q/f"), "goes on").unwrap();
+    }
+    unmounted_and_checked(&lab, &[a, b, c]);
+}
+
+/// `snapshot` and `clone` freeze the vault themselves.
+#[test]
+fn snapshots_and_clones_are_made_of_a_shared_mount() {
+    let lab = Lab::new();
+    let [a, b, c] = shared(&lab);
+    a.run("dataset create m-a/p").ok();
+    fs::write(b.file("f"), "not synced").unwrap();
+    fs::write(b.file("p/f"), "not synced").unwrap();
+    assert_eq!(fs::read_to_string(a.file("p/f")).unwrap(), "not synced");
+    a.run("snapshot store/v store/s").ok();
+    a.run("clone store/v store/c").ok();
+    fs::write(b.file("f"), "later").unwrap();
+    for copy in ["s", "c"] {
+        for name in ["f", "p/f"] {
+            assert_eq!(a.run(&format!("cat store/{copy} {name}")).ok().out, "not synced");
+        }
+        a.run(&format!("check store/{copy}")).ok();
+    }
+    unmounted_and_checked(&lab, &[a, b, c]);
+}
