@@ -230,6 +230,8 @@ impl Objects {
         loop {
             let page = self.uploads(name, &query, &|_| true)?;
             for uploads::Listed { key, id, .. } in page.uploads {
+                work::wanted(ObjectError::NoLonger)?;
+                work::pause()?;
                 match self.abort_upload(name, &Key::parse(&key)?, &id) {
                     // Another request has ended it.
                     Ok(()) | Err(ObjectError::Refused(Refusal::NoUpload)) => {}

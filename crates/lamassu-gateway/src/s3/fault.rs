@@ -72,6 +72,7 @@ impl From<RemoteError> for S3Error {
             RemoteError::Length => told(S3ErrorCode::IncompleteBody),
             RemoteError::LargeCopy => told(S3ErrorCode::InvalidRequest),
             RemoteError::ReadOnly => told(S3ErrorCode::AccessDenied),
+            RemoteError::NoLonger => NoLonger.into(),
             // No client receives it.
             RemoteError::GivenUp => told(S3ErrorCode::RequestTimeout),
             RemoteError::Busy(_) => passing(&error, S3ErrorCode::SlowDown),
