@@ -369,8 +369,9 @@ impl Objects {
                 true => node.remove_xattr(attrs::NAME)?,
                 false => dir.unlink(key.name()).or_else(none_there)?,
             }
-            if node.is_dir() {
-                remove_if_empty(dir, key.name())?;
+            if node.is_dir() && !remove_if_empty(dir, key.name())? {
+                // It stays as a directory, and must not be an object again after a crash.
+                node.sync().or_else(none_there)?;
             }
         }
         dir.sync_names().or_else(none_there)?;
@@ -413,7 +414,7 @@ impl Objects {
         changed.map_or(Ok(()), |dir| Ok(work::without_place(|| dir.sync_names().or_else(none_there))?))
     }
 
-    /// Changes the tags of an object.
+    /// Changes the tags of an object, durably.
     ///
     /// # Errors
     /// As [`Objects::find`]; [`ObjectError::MuchMetadata`].
@@ -422,7 +423,8 @@ impl Objects {
         let _alone = self.alone_with(&dir, key);
         let Object { node, mut attrs } = self.find(bucket, key)?;
         attrs.given.tags = tags;
-        attrs.store(&node, node.attr()).map_err(much_metadata)
+        attrs.store(&node, node.attr()).map_err(much_metadata)?;
+        Ok(node.sync()?)
     }
 }
 
@@ -455,3 +457,6 @@ fn much_metadata(error: VaultError) -> ObjectError {
         _ => error.into(),
     }
 }
+
+#[cfg(test)]
+mod tests;
