@@ -191,6 +191,7 @@ fn says_what_to_do(fault: &Fault) -> bool {
         | Fault::FailingMount { .. }
         | Fault::Volume(VolumeError::NotFound(_))
         | Fault::Access(_)
+        | Fault::Gateway(GatewayError::InUse(_))
         | Fault::NbdkitEnded { .. }
         | Fault::Mount(MountError::HelperRefused(_)) => true,
         Fault::Host(host) => match host.innermost() {
@@ -330,6 +331,7 @@ fn gateway(error: &GatewayError) -> Code {
     match error {
         GatewayError::Config { .. } | GatewayError::NotPrivate(_) | GatewayError::Tls { .. } => Code::Configuration,
         GatewayError::NotOwn(_) => Code::Configuration,
+        GatewayError::InUse(_) => Code::Locked,
         GatewayError::File { .. } => Code::Configuration,
         GatewayError::Listen { .. } => Code::Listen,
         GatewayError::System { .. } => Code::Other,
