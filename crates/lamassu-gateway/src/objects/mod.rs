@@ -423,7 +423,7 @@ impl Objects {
         let _alone = self.alone_with(&dir, key);
         let Object { node, mut attrs } = self.find(bucket, key)?;
         attrs.given.tags = tags;
-        attrs.store(&node, node.attr()).map_err(much_metadata)?;
+        attrs.store(&node, node.attr())?;
         Ok(node.sync()?)
     }
 }
@@ -445,15 +445,19 @@ fn none_there(error: VaultError) -> Result<(), VaultError> {
     }
 }
 
-/// The error for the store's limit on attributes of a file.
-fn much_metadata(error: VaultError) -> ObjectError {
-    /// ext4 returns ENOSPC for it: its attributes have one block. A full store fails in other calls too.
-    const E2BIG: i32 = 7;
-    const ENOSPC: i32 = 28;
+/// The error for the store's limit on attributes of a file. ext4 returns ENOSPC for it, since its attributes have one
+/// block, as for a store that is full.
+fn much_metadata(node: &Node, error: VaultError) -> ObjectError {
+    of_attributes(error, || node.fs().statfs().is_ok_and(|fs| fs.blocks_available > 0))
+}
+
+fn of_attributes(error: VaultError, has_space: impl FnOnce() -> bool) -> ObjectError {
     match &error {
-        VaultError::Io { source, .. } if matches!(source.raw_os_error(), Some(E2BIG | ENOSPC)) => {
-            ObjectError::MuchMetadata
-        }
+        VaultError::Io { source, .. } => match source.raw_os_error() {
+            Some(libc::E2BIG) => ObjectError::MuchMetadata,
+            Some(libc::ENOSPC) if has_space() => ObjectError::MuchMetadata,
+            _ => error.into(),
+        },
         _ => error.into(),
     }
 }

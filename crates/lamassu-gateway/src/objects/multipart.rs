@@ -181,7 +181,8 @@ impl Objects {
         })?;
         let entry = index.create(OsStr::new(id), self.modes.file, owner)?;
         let described = serde_json::to_vec(upload).unwrap_or_default();
-        entry.node().set_xattr(NAME, &described).and_then(|()| entry.sync()).map_err(super::much_metadata)?;
+        entry.node().set_xattr(NAME, &described).map_err(|error| super::much_metadata(entry.node(), error))?;
+        entry.sync()?;
         Ok(index.sync_names()?)
     }
 

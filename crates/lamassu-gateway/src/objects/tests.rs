@@ -1,4 +1,4 @@
-//! Tests: what is durable when a call returns.
+//! Tests: what is durable when a call returns, and what a store refuses.
 
 use super::*;
 use lamassu_plain::PlainFs;
@@ -76,4 +76,15 @@ fn the_first_upload_of_a_bucket_is_durable() {
     let upload = Upload { key: "k".into(), given, begun: 0, user, algorithm: None, is_full: false };
     objects.begin_upload("b", &upload, OWNER).expect("begins");
     assert_eq!(calls.lock()[..4], ["mkdir", "fsync_dir", "mkdir", "fsync_dir"], "its index, and the parts' directory");
+}
+
+#[test]
+fn a_full_store_is_not_much_metadata() {
+    let refused = |errno, has_space| {
+        let source = std::io::Error::from_raw_os_error(errno);
+        of_attributes(VaultError::Io { op: "set an attribute", source }, || has_space)
+    };
+    assert!(matches!(refused(libc::E2BIG, false), ObjectError::MuchMetadata));
+    assert!(matches!(refused(libc::ENOSPC, true), ObjectError::MuchMetadata));
+    assert!(matches!(refused(libc::ENOSPC, false), ObjectError::Vault(VaultError::Io { .. })));
 }
