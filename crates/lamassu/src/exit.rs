@@ -106,7 +106,7 @@ codes! {
         "`lamassu-server enrol` at the server prints a token; `lamassu host join` here takes it",
     AnchorServerRefuses = 68:
         "at the server, `lamassu-server host list` tells which vaults this host may use, and `host grant` changes that",
-    SessionEnded = 69: "unmount, and mount again",
+    SessionEnded = 69: "unmount, and mount again; start a gateway or an export again",
     Internal = 70: "this is a bug in lamassu: please report it with the command and this message",
     AnchorServerOlder = 71:
         "do not go on before it is known why: a backup of the server's state that was put back forgets what was \
