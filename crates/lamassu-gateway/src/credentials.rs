@@ -196,6 +196,11 @@ impl User {
     pub fn secret(&self) -> SecretKey {
         self.secret.clone()
     }
+
+    /// Whether this is its secret. Both are known to the gateway already: one verified a signature.
+    pub fn has_secret(&self, other: &SecretKey) -> bool {
+        self.secret.expose() == other.expose()
+    }
 }
 
 fn matches(pattern: &str, bucket: &str) -> bool {

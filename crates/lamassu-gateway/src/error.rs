@@ -24,6 +24,9 @@ pub enum GatewayError {
     /// The operator's fault: other users than the proxy's can use the directory.
     #[error("{0} must be a directory of this user, mode 0700: no other user may reach the objects without the proxy")]
     NotOwn(PathBuf),
+    /// The operator's fault: another proxy works on the directory.
+    #[error("another `lamassu gateway provider` uses {0}: end that one first, or give this one a directory of its own")]
+    InUse(PathBuf),
     /// The operator's fault: certificate or key cannot be used.
     #[error("{path}: {detail}")]
     Tls {

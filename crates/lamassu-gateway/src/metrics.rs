@@ -25,6 +25,7 @@ use tokio::sync::Semaphore;
 const ASKING_MAX: usize = 16;
 /// How long one such connection may take in all.
 const ASKING_TIMEOUT: Duration = Duration::from_secs(10);
+const PLAIN: &str = "text/plain";
 const TEXT: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -118,18 +119,22 @@ impl Drop for Connected {
 /// Whether the vault answers.
 pub type Health = Arc<dyn Fn() -> Result<(), String> + Send + Sync>;
 
-fn answer(request: &Request<Incoming>, metrics: &Metrics, health: &Health) -> Response<Full<Bytes>> {
-    let (status, kind, text) = match request.uri().path() {
+fn answer(path: &str, metrics: &Metrics, health: &Health) -> Response<Full<Bytes>> {
+    let (status, kind, text) = match path {
         "/metrics" => match metrics.text() {
             Ok(text) => (StatusCode::OK, TEXT, text),
-            Err(_) => (StatusCode::INTERNAL_SERVER_ERROR, "text/plain", "no memory for it\n".into()),
+            Err(_) => (StatusCode::INTERNAL_SERVER_ERROR, PLAIN, "no memory for it\n".into()),
         },
         "/health" => match health() {
-            Ok(()) => (StatusCode::OK, "text/plain", "ok\n".into()),
-            Err(error) => (StatusCode::SERVICE_UNAVAILABLE, "text/plain", error + "\n"),
+            Ok(()) => (StatusCode::OK, PLAIN, "ok\n".into()),
+            Err(error) => (StatusCode::SERVICE_UNAVAILABLE, PLAIN, error + "\n"),
         },
-        _ => (StatusCode::NOT_FOUND, "text/plain", "there are /metrics and /health\n".into()),
+        _ => (StatusCode::NOT_FOUND, PLAIN, "there are /metrics and /health\n".into()),
     };
+    told(status, kind, text)
+}
+
+fn told(status: StatusCode, kind: &'static str, text: String) -> Response<Full<Bytes>> {
     let mut response = Response::new(Full::from(text));
     *response.status_mut() = status;
     response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static(kind));
@@ -152,12 +157,15 @@ pub async fn serve(listener: TcpListener, metrics: Metrics, health: Health) {
         let (metrics, health) = (metrics.clone(), health.clone());
         tokio::spawn(async move {
             let _turn = turn;
-            let answer = service_fn(|request| {
+            let answer = service_fn(|request: Request<Incoming>| {
                 let (metrics, health) = (metrics.clone(), health.clone());
                 // It asks the vault.
                 async move {
-                    let asked = tokio::task::spawn_blocking(move || answer(&request, &metrics, &health)).await;
-                    Ok::<_, Infallible>(asked.unwrap_or_else(|_| Response::new(Full::from("a thread has ended\n"))))
+                    let path = request.uri().path().to_owned();
+                    let asked = tokio::task::spawn_blocking(move || answer(&path, &metrics, &health)).await;
+                    Ok::<_, Infallible>(asked.unwrap_or_else(|_| {
+                        told(StatusCode::INTERNAL_SERVER_ERROR, PLAIN, "a thread has ended: a bug\n".into())
+                    }))
                 }
             });
             let mut http = http1::Builder::new();
@@ -165,5 +173,36 @@ pub async fn serve(listener: TcpListener, metrics: Metrics, health: Health) {
             let served = http.serve_connection(TokioIo::new(stream), answer);
             let _ = tokio::time::timeout(ASKING_TIMEOUT, served).await;
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::SocketAddr;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    async fn asked(address: SocketAddr) -> String {
+        let mut stream = tokio::net::TcpStream::connect(address).await.expect("connects");
+        stream.write_all(b"GET /health HTTP/1.1\r\nHost: h\r\n\r\n").await.expect("writes");
+        let mut said = String::new();
+        stream.read_to_string(&mut said).await.expect("reads");
+        said
+    }
+
+    #[tokio::test]
+    async fn a_check_that_panics_is_no_good_answer() {
+        for (panics, status) in [(false, "200"), (true, "500")] {
+            let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+            let address = listener.local_addr().expect("an address");
+            let health: Health = Arc::new(move || {
+                assert!(!panics, "on purpose");
+                Ok(())
+            });
+            let serving = tokio::spawn(serve(listener, Metrics::default(), health));
+            let said = asked(address).await;
+            assert!(said.starts_with(&format!("HTTP/1.1 {status}")), "{said}");
+            serving.abort();
+        }
     }
 }

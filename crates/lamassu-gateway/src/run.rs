@@ -202,7 +202,7 @@ impl Threads {
             spawn("lamassu-upkeep", Box::new(move || lamassu_vault::keep_up(&*forest, &stopping)))?;
         }
         if !read_only {
-            threads.push(sweeps(served.clone(), stopping)?);
+            threads.push(sweeps(served.clone(), stopping, || true)?);
         }
         Ok(Threads(threads))
     }

@@ -85,12 +85,21 @@ pub(crate) fn of_buckets(path: &str, error: ObjectError) -> GatewayError {
     GatewayError::Buckets { path: path.into(), source }
 }
 
-/// Starts a thread that removes leftovers of an earlier run.
+/// Starts a thread that removes leftovers of an earlier run, once `begin` returns true.
 ///
 /// # Errors
 /// [`GatewayError::System`].
-pub(crate) fn sweeps(served: Served, stopping: &Arc<AtomicBool>) -> Result<std::thread::JoinHandle<()>> {
+pub(crate) fn sweeps(
+    served: Served,
+    stopping: &Arc<AtomicBool>,
+    begin: impl FnOnce() -> bool + Send + 'static,
+) -> Result<std::thread::JoinHandle<()>> {
     let stopping = stopping.clone();
-    let thread = std::thread::Builder::new().name("lamassu-sweep".into()).spawn(move || served.sweep(&stopping));
+    let sweep = move || {
+        if begin() {
+            served.sweep(&stopping);
+        }
+    };
+    let thread = std::thread::Builder::new().name("lamassu-sweep".into()).spawn(sweep);
     thread.map_err(|source| GatewayError::System { op: "start a thread", source })
 }

@@ -2,9 +2,9 @@
 //! as soon as reads may no longer be valid.
 
 use crate::{Error, Result};
-use lamassu_anchor::Anchor;
 use lamassu_anchor::table::Standing;
-use lamassu_vault::{Forest, VaultError};
+use lamassu_anchor::{Anchor, AnchorError};
+use lamassu_vault::{Forest, Vault, VaultError};
 use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::Duration;
@@ -18,6 +18,37 @@ pub(crate) fn start(forest: impl Fn() -> Option<Arc<Forest>> + Send + 'static, a
     anchor.has_caches();
     let guard = Guard { forest, anchor: Arc::downgrade(anchor) };
     let started = thread::Builder::new().name("guard".into()).spawn(move || guard.run());
+    started.map(drop).map_err(|source| Error::Vault(VaultError::Io { op: "start a thread", source }))
+}
+
+/// Starts a thread that calls `then` when the session of a vault at its anchor's server has ended; not if the vault is
+/// closed before. Of another vault nothing is awaited.
+///
+/// # Errors
+/// No thread can be started.
+pub fn when_session_ends(vault: &Vault, then: impl FnOnce(AnchorError) + Send + 'static) -> Result<()> {
+    let Some(anchor) = vault.options().anchor.as_ref().filter(|anchor| anchor.may_end()) else { return Ok(()) };
+    let anchor = Arc::downgrade(anchor);
+    let wait = move || {
+        while let Some(anchor) = anchor.upgrade() {
+            match anchor.standing() {
+                Standing::Good => anchor.wait_while_good(),
+                Standing::InDoubt => {
+                    drop(anchor);
+                    thread::sleep(LOOK_AGAIN);
+                }
+                Standing::Ended => {
+                    if let Err(error) = anchor.wait_until_good() {
+                        drop(anchor);
+                        then(error);
+                    }
+                    return;
+                }
+                Standing::GivenUp => return,
+            }
+        }
+    };
+    let started = thread::Builder::new().name("lamassu-session".into()).spawn(wait);
     started.map(drop).map_err(|source| Error::Vault(VaultError::Io { op: "start a thread", source }))
 }
 

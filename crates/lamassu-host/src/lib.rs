@@ -79,6 +79,7 @@ mod walks;
 
 pub use anchors::{Access, Anchors};
 pub use error::{Error, Result, message};
+pub use guard::when_session_ends;
 pub use keeper::{Keeper, TurnOpening};
 pub use kind::FaultKind;
 pub use lamassu_rpc::token::Token as JoinToken;

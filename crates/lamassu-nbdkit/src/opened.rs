@@ -194,6 +194,14 @@ impl OpenVault {
         let mut vault = OpenVault { settings, served, policy, stopping, upkeep: None };
         if let Some(root) = vault.forest().vault(lamassu_vault::forest::ROOT_MEMBER) {
             root.verify_root()?;
+            let dir = vault.settings.dir.clone();
+            // The process goes on: a server that is started again would take requests of clients that do not know that
+            // writes were lost.
+            lamassu_host::when_session_ends(&root, move |error| {
+                let vault = dir.display();
+                tracing::error!(%vault, %error, "this host has the vault no longer: all requests fail from now on; end \
+                    this export and its clients, and begin again");
+            })?;
         }
         if !read_only {
             let (forest, stopping) = (vault.forest().clone(), vault.stopping.clone());

@@ -35,6 +35,27 @@ macro_rules! file_system {
             $(fn $p_name(&self $(, $p_arg: $p_type)*) -> $p_out { Vault::$p_name(self $(, $p_arg)*) })*
         }
 
+        /// A file system that tells the name of each method before it calls it: for tests of front-ends.
+        #[cfg(feature = "testing")]
+        pub struct Watched<F> {
+            /// the file system
+            pub inner: F,
+            /// called with the method's name
+            pub told: Box<dyn Fn(&'static str) + Send + Sync>,
+        }
+
+        #[cfg(feature = "testing")]
+        impl<F: FileSystem> FileSystem for Watched<F> {
+            $(fn $name(&self $(, $arg: $type)*) $(-> $out)? {
+                (self.told)(stringify!($name));
+                self.inner.$name($($arg),*)
+            })*
+            $(fn $p_name(&self $(, $p_arg: $p_type)*) -> $p_out {
+                (self.told)(stringify!($p_name));
+                self.inner.$p_name($($p_arg),*)
+            })*
+        }
+
         /// A file system whose every method panics: for tests of front-ends.
         #[cfg(feature = "testing")]
         pub struct Panics;

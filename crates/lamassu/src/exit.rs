@@ -106,7 +106,8 @@ codes! {
         "`lamassu-server enrol` at the server prints a token; `lamassu host join` here takes it",
     AnchorServerRefuses = 68:
         "at the server, `lamassu-server host list` tells which vaults this host may use, and `host grant` changes that",
-    SessionEnded = 69: "`thaw`, `snapshot`, `clone`: freeze again, and make another copy; otherwise unmount, and mount again",
+    SessionEnded = 69:
+        "unmount, and mount again; start a gateway or an export again; `thaw`, `snapshot`, `clone`: freeze again, and make another copy",
     Internal = 70: "this is a bug in lamassu: please report it with the command and this message",
     AnchorServerOlder = 71:
         "do not go on before it is known why: a backup of the server's state that was put back forgets what was \
@@ -191,6 +192,7 @@ fn says_what_to_do(fault: &Fault) -> bool {
         | Fault::FailingMount { .. }
         | Fault::Volume(VolumeError::NotFound(_))
         | Fault::Access(_)
+        | Fault::Gateway(GatewayError::InUse(_))
         | Fault::NbdkitEnded { .. }
         | Fault::Mount(MountError::HelperRefused(_)) => true,
         Fault::Host(host) => match host.innermost() {
@@ -330,6 +332,7 @@ fn gateway(error: &GatewayError) -> Code {
     match error {
         GatewayError::Config { .. } | GatewayError::NotPrivate(_) | GatewayError::Tls { .. } => Code::Configuration,
         GatewayError::NotOwn(_) => Code::Configuration,
+        GatewayError::InUse(_) => Code::Locked,
         GatewayError::File { .. } => Code::Configuration,
         GatewayError::Listen { .. } => Code::Listen,
         GatewayError::System { .. } => Code::Other,

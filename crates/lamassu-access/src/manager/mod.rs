@@ -14,7 +14,7 @@ mod rows;
 
 use crate::attribute;
 use crate::compile::{self, Compiled, Rules};
-use crate::credential::SKEW;
+use crate::credential::{SECONDS_MAX, SKEW};
 use crate::names::Names;
 use crate::token::{Cuts, TokenKey};
 use crate::{AccessError, AttributeKind, Attributes, Declarations, Result};
@@ -42,6 +42,10 @@ pub const FILE: &str = "policy.redb";
 /// How long to wait for another command to close the database.
 const FREE_WITHIN: Duration = Duration::from_secs(10);
 const AGAIN_AFTER: Duration = Duration::from_millis(20);
+/// How long a credential is kept after its end, by the settled clock ([`Standing::settled`]).
+const KEPT: u64 = SECONDS_MAX;
+/// Most seconds by which one publication moves the settled clock.
+const STEP_MAX: u64 = 2 * 3600;
 /// Longest name of a person or a rule, in bytes.
 const NAME_MAX: usize = 128;
 /// Longest text of a rule, in bytes.
@@ -89,9 +93,35 @@ struct Standing {
     signed: String,
     /// directory of the last publication
     to: Option<PathBuf>,
+    /// the system's time at the last publication
+    #[serde(default)]
+    published: u64,
+    /// A clock that follows the system's at no more than twice its speed, and by [`STEP_MAX`] when that jumps; 0: not
+    /// set yet. So credentials are not forgotten because of a clock that was ahead, for hours, and was then corrected.
+    #[serde(default)]
+    settled: u64,
 }
 
 impl Standing {
+    /// The settled clock at a publication. `first`: the earliest end of a kept credential, which a database that has no
+    /// such clock yet starts from.
+    fn settle(&self, first: Option<u64>, now: u64) -> u64 {
+        match first {
+            // There is nothing to forget.
+            None => now,
+            Some(first) if self.settled == 0 => now.min(first),
+            Some(_) => {
+                let most = now.abs_diff(self.published).saturating_mul(2).min(STEP_MAX);
+                now.clamp(self.settled.saturating_sub(most), self.settled.saturating_add(most))
+            }
+        }
+    }
+
+    /// A time that was reached, whatever the system's clock says now.
+    fn reached(&self, now: u64) -> u64 {
+        if self.settled == 0 { now } else { now.min(self.settled) }
+    }
+
     fn compiled(&self) -> Compiled {
         Compiled { policies: self.policies.clone(), vocabulary: self.vocabulary.clone(), cuts: self.cuts.clone() }
     }
@@ -109,13 +139,15 @@ pub struct Issued {
 }
 
 impl Issued {
-    /// Whether a proxy may still accept it. Clocks may differ by [`SKEW`], so this lasts longer than the credential.
+    /// Whether a proxy may accept it that accepts a status of the time `now`. Clocks may differ by [`SKEW`], so this
+    /// lasts longer than the credential.
     fn is_taken(&self, now: u64) -> bool {
-        self.ends + SKEW > now
+        self.ends.saturating_add(SKEW) > now
     }
 
-    fn is_to_revoke(&self, now: u64) -> bool {
-        !self.is_revoked && self.is_taken(now)
+    /// Whether it can be forgotten at a time that was reached.
+    fn is_over(&self, reached: u64) -> bool {
+        !self.is_taken(reached.saturating_sub(KEPT))
     }
 }
 
@@ -380,7 +412,7 @@ impl Manager {
         self.all(RULES)
     }
 
-    /// Issued credentials by number, without those that a publication found expired.
+    /// Issued credentials by number. They are kept for a day and a half after their end, or longer.
     ///
     /// # Errors
     /// See [`Manager::attributes`].
@@ -440,7 +472,7 @@ impl Manager {
     }
 
     /// Replaces all attributes of a person. If they change, the next publication revokes the person's credentials.
-    /// Returns the numbers of those.
+    /// Returns the numbers of those that have time left.
     ///
     /// # Errors
     /// [`AccessError::Argument`].
@@ -449,17 +481,18 @@ impl Manager {
         if self.people()?.get(name).is_some_and(|before| before == attributes) {
             return Ok(Vec::new());
         }
-        let revoked = self.valid_of(name, now)?;
+        let revoked = self.to_revoke(|_, one| one.person == name)?;
         let text = serde_json::to_string(attributes).unwrap_or_default();
         let event = Event::PersonSet { person: name.into(), attributes: text };
         self.change(now, |write| {
             put(write, PEOPLE, name, attributes)?;
             revoke_all(write, &revoked).map(|events| [vec![event], events].concat())
         })?;
-        Ok(revoked.into_keys().collect())
+        self.with_time_left(revoked, now)
     }
 
-    /// Removes a person. The next publication revokes the person's credentials. Returns the numbers of those.
+    /// Removes a person. The next publication revokes the person's credentials. Returns the numbers of those that have
+    /// time left.
     ///
     /// # Errors
     /// [`AccessError::NotFound`].
@@ -467,19 +500,25 @@ impl Manager {
         if !self.people()?.contains_key(name) {
             return Err(AccessError::NotFound { what: "person", name: name.into() });
         }
-        let revoked = self.valid_of(name, now)?;
+        let revoked = self.to_revoke(|_, one| one.person == name)?;
         self.change(now, |write| {
             remove(write, PEOPLE, name)?;
             let events = revoke_all(write, &revoked)?;
             Ok([vec![Event::PersonRemoved { person: name.into() }], events].concat())
         })?;
-        Ok(revoked.into_keys().collect())
+        self.with_time_left(revoked, now)
     }
 
-    fn valid_of(&self, person: &str, now: u64) -> Result<BTreeMap<String, Issued>> {
+    /// Credentials that a revocation concerns: also those that have ended, since the clock here may be ahead.
+    fn to_revoke(&self, is_meant: impl Fn(&str, &Issued) -> bool) -> Result<BTreeMap<String, Issued>> {
         let mut issued = self.issued()?;
-        issued.retain(|_, one| one.person == person && one.is_to_revoke(now));
+        issued.retain(|id, one| !one.is_revoked && is_meant(id, one));
         Ok(issued)
+    }
+
+    fn with_time_left(&self, revoked: BTreeMap<String, Issued>, now: u64) -> Result<Vec<String>> {
+        let reached = self.standing()?.reached(now);
+        Ok(revoked.into_iter().filter(|(_, one)| one.is_taken(reached)).map(|(id, _)| id).collect())
     }
 
     /// Writes a rule, provided that all rules together can then be published. The next publication puts it in force.

@@ -48,12 +48,17 @@ impl Manager {
             let Standing { bundle, epoch, ref policies, .. } = standing;
             events.push(Event::Published { bundle, epoch, statements: policies.len() });
         }
-        let (good, over): (Vec<_>, Vec<_>) = self.issued()?.into_iter().partition(|(_, one)| one.is_taken(now));
-        let over: Vec<String> = over.into_iter().map(|(id, _)| id).collect();
-        let revoked = good.into_iter().filter(|(_, one)| one.is_revoked);
+        let issued = self.issued()?;
+        standing.settled = standing.settle(issued.values().map(|one| one.ends).min(), now);
+        standing.published = now;
+        // A proxy that accepts this status knows by its own clock that the omitted ones have ended. They are kept:
+        // if the clock here is ahead, it refuses this status, and needs them in a later one.
+        let (is_listed, reached) = (|one: &Issued| one.is_revoked && one.is_taken(now), standing.reached(now));
+        let over: Vec<&String> = issued.iter().filter(|(_, one)| one.is_over(reached)).map(|(id, _)| id).collect();
         standing.status = next_number(standing.status, now);
         standing.to = Some(to.clone());
-        let revoked: BTreeSet<String> = revoked.map(|(id, _)| id).collect();
+        let revoked: BTreeSet<String> =
+            issued.iter().filter(|(_, one)| is_listed(one)).map(|(id, _)| id.clone()).collect();
         let status = Status { seq: standing.status, bundle: standing.bundle, time: now, revoked };
         let signed = status.sign(&seed, &self.config.bucket)?;
         // The numbers are stored as used before the files can be seen.
@@ -80,17 +85,16 @@ impl Manager {
         let (seq, epoch, to) = (next_number(standing.bundle, now), standing.epoch, standing.to.clone());
         let signed = bundle_of(&compiled, (seq, epoch), now).sign(&seed_of(self.root()?), &self.config.bucket)?;
         let Compiled { policies, vocabulary, cuts } = compiled;
-        let status = standing.status;
         Ok(Some(Standing {
             epoch,
             bundle: seq,
-            status,
             policies,
             vocabulary,
             cuts,
             published_epoch: epoch,
             signed,
             to,
+            ..*standing
         }))
     }
 
@@ -166,19 +170,19 @@ impl Manager {
         })
     }
 
-    /// Revokes a credential by its number, or all credentials of a person. Returns their numbers. The next publication
-    /// tells the proxy.
+    /// Revokes a credential by its number, or all credentials of a person. Returns the numbers of those that have time
+    /// left. The next publication tells the proxy.
     ///
     /// # Errors
     /// [`AccessError::NotFound`].
     pub fn revoke(&self, what: &str, now: u64) -> Result<Vec<String>> {
-        let mut found = self.issued()?;
-        found.retain(|id, one| (id == what || one.person == what) && one.is_to_revoke(now));
+        let found = self.to_revoke(|id, one| id == what || one.person == what)?;
         if found.is_empty() {
-            return Err(AccessError::NotFound { what: "person or credential with time left", name: what.into() });
+            let missing = "unrevoked credential of a person, or with a number,";
+            return Err(AccessError::NotFound { what: missing, name: what.into() });
         }
         self.change(now, |write| revoke_all(write, &found))?;
-        Ok(found.into_keys().collect())
+        self.with_time_left(found, now)
     }
 
     /// Begins an epoch: tokens change, and all earlier credentials become invalid. The epoch is in force once it is

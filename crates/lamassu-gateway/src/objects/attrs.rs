@@ -2,6 +2,7 @@
 //! metadata, tags, checksums. In a vault it is in the namespace `trusted.`, which only root sees in a mount: a user who
 //! copies a file with its attributes does not copy properties of the other content.
 
+use super::much_metadata;
 use super::node::Node;
 use lamassu_vault::{Attr, Result, Time, VaultError};
 use s3s::crypto::{Checksum as _, Md5};
@@ -133,11 +134,12 @@ impl Attrs {
     /// Stores the properties for the content that a file has according to `attr`.
     ///
     /// # Errors
-    /// Those of the vault.
-    pub fn store(&self, node: &Node, attr: &Attr) -> Result<()> {
+    /// [`ObjectError::MuchMetadata`]; those of the vault.
+    pub fn store(&self, node: &Node, attr: &Attr) -> super::Result<()> {
         let stored = Stored { version: Version::of(attr), attrs: self.clone() };
         // Maps of text can always be encoded as JSON.
-        node.set_xattr(NAME, &serde_json::to_vec(&stored).unwrap_or_default())
+        let stored = serde_json::to_vec(&stored).unwrap_or_default();
+        node.set_xattr(NAME, &stored).map_err(|error| much_metadata(node, error))
     }
 
     /// Whether the entity tag was computed from the content. A generated tag ends with `-1`, and only such a tag is

@@ -3,7 +3,7 @@
 //! A walk over names of directories, in the order in which they appear in keys, yields keys in their order. It holds
 //! some names of each directory on its path, which are a few MiB together, however large directories are.
 
-use super::attrs::{Attrs, is_of_one_object};
+use super::attrs::{Attrs, Shown, is_of_one_object};
 use super::key::{KEY_MAX, Key};
 use super::names::{Listings, Names, unless_closed, unless_gone};
 use super::node::Node;
@@ -34,8 +34,8 @@ pub struct Query {
 
 /// An entry of a listing.
 pub enum Item {
-    /// An object.
-    Key(String, Object),
+    /// An object. A page keeps no entry of the tree: many pages would hold more descriptors than a process has.
+    Key(String, Shown),
     /// A group: the common part of keys up to the delimiter after the prefix.
     Group(String),
 }
@@ -273,7 +273,7 @@ impl<'a> Walk<'a> {
             return Ok(false);
         }
         let Some(attrs) = unless_closed(Attrs::listed(&node).map_err(Into::into))? else { return Ok(true) };
-        self.page.items.push(Item::Key(full.into(), Object { node, attrs }));
+        self.page.items.push(Item::Key(full.into(), Object { node, attrs }.shown()));
         Ok(true)
     }
 }
@@ -331,6 +331,30 @@ mod tests {
             work();
         });
         working.join().expect("no panic");
+    }
+
+    /// However long it is, and however many there are at once. Other tests open files, too.
+    #[test]
+    fn a_page_holds_no_descriptors() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let bucket = dir.path().join("bucket");
+        for folder in 0..1000 {
+            fs::create_dir_all(bucket.join(format!("d{folder:03}"))).expect("makes");
+            fs::write(bucket.join(format!("d{folder:03}/object")), "").expect("writes");
+        }
+        let objects = objects(dir.path());
+        let descriptors = || fs::read_dir("/proc/self/fd").expect("they are listed").count();
+        let (before, most) = (descriptors(), std::cell::Cell::new(0));
+        let may_list = |folder: &str| {
+            if folder == "d999/" {
+                most.set(descriptors());
+            }
+            true
+        };
+        let page = objects.list("bucket", &Query { max: 1000, ..Query::default() }, &may_list).expect("lists");
+        assert_eq!(page.items.len(), 1000);
+        let (meanwhile, after) = (most.get(), descriptors());
+        assert!((1..before + 500).contains(&meanwhile) && after < before + 500, "{before}, {meanwhile}, {after}");
     }
 
     /// Like the `lost+found` of a file system that is a tenant's own.

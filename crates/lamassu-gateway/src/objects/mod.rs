@@ -230,6 +230,8 @@ impl Objects {
         loop {
             let page = self.uploads(name, &query, &|_| true)?;
             for uploads::Listed { key, id, .. } in page.uploads {
+                work::wanted(ObjectError::NoLonger)?;
+                work::pause()?;
                 match self.abort_upload(name, &Key::parse(&key)?, &id) {
                     // Another request has ended it.
                     Ok(()) | Err(ObjectError::Refused(Refusal::NoUpload)) => {}
@@ -367,8 +369,9 @@ impl Objects {
                 true => node.remove_xattr(attrs::NAME)?,
                 false => dir.unlink(key.name()).or_else(none_there)?,
             }
-            if node.is_dir() {
-                remove_if_empty(dir, key.name())?;
+            if node.is_dir() && !remove_if_empty(dir, key.name())? {
+                // It stays as a directory, and must not be an object again after a crash.
+                node.sync().or_else(none_there)?;
             }
         }
         dir.sync_names().or_else(none_there)?;
@@ -411,7 +414,7 @@ impl Objects {
         changed.map_or(Ok(()), |dir| Ok(work::without_place(|| dir.sync_names().or_else(none_there))?))
     }
 
-    /// Changes the tags of an object.
+    /// Changes the tags of an object, durably.
     ///
     /// # Errors
     /// As [`Objects::find`]; [`ObjectError::MuchMetadata`].
@@ -420,7 +423,8 @@ impl Objects {
         let _alone = self.alone_with(&dir, key);
         let Object { node, mut attrs } = self.find(bucket, key)?;
         attrs.given.tags = tags;
-        attrs.store(&node, node.attr()).map_err(much_metadata)
+        attrs.store(&node, node.attr())?;
+        Ok(node.sync()?)
     }
 }
 
@@ -441,15 +445,22 @@ fn none_there(error: VaultError) -> Result<(), VaultError> {
     }
 }
 
-/// The error for the store's limit on attributes of a file.
-fn much_metadata(error: VaultError) -> ObjectError {
-    /// ext4 returns ENOSPC for it: its attributes have one block. A full store fails in other calls too.
-    const E2BIG: i32 = 7;
-    const ENOSPC: i32 = 28;
+/// The error for the store's limit on attributes of a file. ext4 returns ENOSPC for it, since its attributes have one
+/// block, as for a store that is full.
+fn much_metadata(node: &Node, error: VaultError) -> ObjectError {
+    of_attributes(error, || node.fs().statfs().is_ok_and(|fs| fs.blocks_available > 0))
+}
+
+fn of_attributes(error: VaultError, has_space: impl FnOnce() -> bool) -> ObjectError {
     match &error {
-        VaultError::Io { source, .. } if matches!(source.raw_os_error(), Some(E2BIG | ENOSPC)) => {
-            ObjectError::MuchMetadata
-        }
+        VaultError::Io { source, .. } => match source.raw_os_error() {
+            Some(libc::E2BIG) => ObjectError::MuchMetadata,
+            Some(libc::ENOSPC) if has_space() => ObjectError::MuchMetadata,
+            _ => error.into(),
+        },
         _ => error.into(),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -169,7 +169,11 @@ impl Objects {
     fn make_upload(&self, (bucket, key, id): (&Node, &Key, &str), upload: &Upload, owner: Owner) -> Result<()> {
         let index = match bucket.make_dir(OsStr::new(INDEX), INDEX_MODE, owner) {
             Err(VaultError::Exists) => bucket.child(OsStr::new(INDEX))?,
-            made => made?,
+            made => {
+                let made = made?;
+                bucket.sync_names()?;
+                made
+            }
         };
         let (_, ()) = self.in_parent(bucket, key, owner, |dir| {
             dir.make_dir(&dir_name(id), INDEX_MODE, owner)?;
@@ -177,7 +181,8 @@ impl Objects {
         })?;
         let entry = index.create(OsStr::new(id), self.modes.file, owner)?;
         let described = serde_json::to_vec(upload).unwrap_or_default();
-        entry.node().set_xattr(NAME, &described).and_then(|()| entry.sync()).map_err(super::much_metadata)?;
+        entry.node().set_xattr(NAME, &described).map_err(|error| super::much_metadata(entry.node(), error))?;
+        entry.sync()?;
         Ok(index.sync_names()?)
     }
 

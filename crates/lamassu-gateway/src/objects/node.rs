@@ -274,6 +274,19 @@ impl Node {
         }
     }
 
+    /// Makes content and attributes of a file, or of a directory, durable.
+    ///
+    /// # Errors
+    /// Those of the vault.
+    pub fn sync(&self) -> Result<()> {
+        if self.is_dir() {
+            return self.sync_names();
+        }
+        // A vault syncs nothing of a file that is only read.
+        let handle = self.0.fs().open_file(self.ino(), READ_WRITE)?;
+        Open::new(self.clone(), handle).sync()
+    }
+
     /// Opens a file for reading.
     ///
     /// # Errors

@@ -3,7 +3,7 @@
 use super::attrs::Attrs;
 use super::key::{Key, RESERVED};
 use super::node::{Node, Open};
-use super::{ObjectError, Objects, PIECE, Refusal, Result, much_metadata, none_there};
+use super::{ObjectError, Objects, PIECE, Refusal, Result, none_there};
 use crate::limits::Turn;
 use crate::work;
 use lamassu_vault::{Kind, Owner, RenameMode, VaultError};
@@ -104,7 +104,8 @@ impl Staged {
     ///
     /// # Errors
     /// [`Refusal::Precondition`], [`ObjectError::BelowObject`], [`ObjectError::AboveObjects`],
-    /// [`ObjectError::MuchMetadata`]; those of the vault. Then nothing is changed.
+    /// [`ObjectError::MuchMetadata`]; those of the vault. Then nothing is changed, except if the last sync fails: the
+    /// object is in its place, and may be gone after a crash.
     pub fn place(self, guard: &Guard, attrs: &Attrs) -> Result<lamassu_vault::Attr> {
         let attr = self.complete(attrs)?;
         self.place_complete(guard, |_| true)?;
@@ -164,7 +165,7 @@ impl Staged {
     pub(super) fn complete(&self, attrs: &Attrs) -> Result<lamassu_vault::Attr> {
         self.open.flush()?;
         let attr = self.open.attr()?;
-        attrs.store(self.open.node(), &attr).map_err(much_metadata)?;
+        attrs.store(self.open.node(), &attr)?;
         self.open.sync()?;
         Ok(attr)
     }
@@ -309,7 +310,7 @@ impl Objects {
             if made.attr().kind != Kind::Dir {
                 return Err(ObjectError::BelowObject);
             }
-            attrs.store(&made, made.attr()).map_err(much_metadata)?;
+            attrs.store(&made, made.attr())?;
             Ok(made)
         })?;
         dir.sync_names()?;

@@ -16,7 +16,7 @@ use lamassu_crypto::{Secret, secret::without_trace};
 use lamassu_plain::PlainFs;
 use parking_lot::RwLock;
 use std::collections::HashMap;
-use std::fs;
+use std::fs::{self, TryLockError};
 use std::io::{ErrorKind, Read, Write};
 use std::net::SocketAddr;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
@@ -28,6 +28,9 @@ use zeroize::Zeroizing;
 
 /// File name in the proxy's state directory: 32 bytes.
 const KEY_FILE: &str = "proxy.key";
+/// File names of the locks in the directories of state and store; there is one proxy for each.
+const STATE_LOCK: &str = "proxy.lock";
+const STORE_LOCK: &str = "store.lock";
 /// Only the proxy's user can use objects and folders.
 const MODES: Modes = Modes { file: 0o600, dir: 0o700 };
 /// How often publications are read.
@@ -69,6 +72,8 @@ pub fn public_key(config: &ProviderConfig) -> Result<String> {
 pub fn serve(config: &ProviderConfig, ready: Box<dyn FnOnce(SocketAddr) + Send>) -> Result<()> {
     make_private(&config.state)?;
     make_private(&config.store)?;
+    // Another one's objects that are being written would be taken for leftovers.
+    let _held = (hold(&config.state, STATE_LOCK)?, hold(&config.store, STORE_LOCK)?);
     let (private, memory) = (read_key(&config.state)?, Memory::open(&config.state)?);
     let (front, tls) = (config.front(), config.front().read_tls()?);
     let path = &config.store;
@@ -88,7 +93,13 @@ pub fn serve(config: &ProviderConfig, ready: Box<dyn FnOnce(SocketAddr) + Send>)
     };
     let stopping = Arc::new(AtomicBool::new(false));
     read_all(customers, move |customer| customer.read(&memory, now()), (READ_EVERY, FIRST_WITHIN), &stopping)?;
-    let sweeping = sweeps(Served::Files(objects.clone()), &stopping)?;
+    // An older version holds no lock, but may have the address.
+    let (listens, told) = mpsc::channel();
+    let sweeping = sweeps(Served::Files(objects.clone()), &stopping, move || told.recv().is_ok())?;
+    let ready = move |address| {
+        let _ = listens.send(());
+        ready(address);
+    };
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     let runtime = runtime.max_blocking_threads(crate::queue::THREADS).enable_all().build();
     let runtime = runtime.map_err(|source| GatewayError::System { op: "start threads", source })?;
@@ -100,7 +111,7 @@ pub fn serve(config: &ProviderConfig, ready: Box<dyn FnOnce(SocketAddr) + Send>)
         admit: Some(Arc::new(admission)),
         tls,
         health: Arc::new(move || objects.check().map_err(|error| error.to_string())),
-        ready,
+        ready: Box::new(ready),
         reload: Arc::new({
             let config = config.clone();
             move || reload(&config, &reloaded)
@@ -160,6 +171,19 @@ fn make_private(dir: &Path) -> Result<()> {
     match fs::DirBuilder::new().mode(0o700).create(dir) {
         Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(GatewayError::file("make", dir)(error)),
         _ => check_private(dir),
+    }
+}
+
+/// Locks a directory by a file in it, until the result is dropped.
+fn hold(dir: &Path, name: &str) -> Result<fs::File> {
+    let path = dir.join(name);
+    let failed = |op| GatewayError::file(op, &path);
+    let file = fs::File::options().write(true).create(true).truncate(false).mode(0o600).open(&path);
+    let file = file.map_err(failed("open"))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => Err(GatewayError::InUse(dir.into())),
+        Err(TryLockError::Error(error)) => Err(failed("lock")(error)),
     }
 }
 

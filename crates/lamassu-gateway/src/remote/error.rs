@@ -5,6 +5,7 @@
 //! The same holds for conditions and uploads.
 
 use crate::objects::Refusal;
+use crate::work::NoLonger;
 use lamassu_vault::VaultError;
 use std::error::Error;
 use std::io;
@@ -33,6 +34,9 @@ pub enum RemoteError {
     /// The client is gone.
     #[error("the client is gone")]
     GivenUp,
+    /// The client's fault: its credential was revoked or has expired meanwhile.
+    #[error("the credential is no longer in force")]
+    NoLonger,
     /// The gateway is read-only.
     #[error("the gateway serves this read-only")]
     ReadOnly,
@@ -87,6 +91,12 @@ pub enum RemoteError {
 
 /// The result of a call.
 pub type Result<T, E = RemoteError> = std::result::Result<T, E>;
+
+impl From<NoLonger> for RemoteError {
+    fn from(_: NoLonger) -> RemoteError {
+        RemoteError::NoLonger
+    }
+}
 
 impl From<VaultError> for RemoteError {
     /// An error of a byte source returns as the error that it was made from.

@@ -37,24 +37,21 @@ pub mod upload;
 pub use error::{RemoteError, Result};
 pub use settings::{Provider, Settings};
 
-use crate::locks::{Alone, Locks};
+use crate::locks::{Alone, Locks, Shared};
 use crate::objects::Refusal;
 use crate::work;
 use client::{Client, Unless};
 use lamassu_vault::detached::Detached;
 use list::Listings;
 use lru::LruCache;
-use parking_lot::{Mutex, RwLock, RwLockReadGuard};
+use parking_lot::Mutex;
 use properties::Properties;
 use std::collections::HashMap;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// Number of locks that buckets share.
-const STRIPES: usize = 256;
 /// Number of objects whose properties are kept in memory: 25 MiB, if clients give few with them.
 const KNOWN_MAX: NonZeroUsize = NonZeroUsize::new(50_000).unwrap();
 /// How long a bucket counts as existing after a check.
@@ -75,8 +72,8 @@ pub struct Remote {
     prefix: String,
     /// Held while a condition is checked and the object is replaced.
     keys: Locks<String>,
-    /// Held for writing while a bucket is removed, for reading while an object of it is placed.
-    kept: Vec<RwLock<()>>,
+    /// Buckets: held alone while one is removed, shared while an object or an upload is placed in it.
+    kept: Locks<String>,
     /// Held while an upload is ended; taken before the others.
     uploads: Locks<String>,
     known: Mutex<LruCache<String, (String, Arc<Properties>)>>,
@@ -105,7 +102,7 @@ impl Remote {
             prefix: settings.prefix.clone(),
             keys: Locks::default(),
             uploads: Locks::default(),
-            kept: std::iter::repeat_with(RwLock::default).take(STRIPES).collect(),
+            kept: Locks::default(),
             known: Mutex::new(LruCache::new(KNOWN_MAX)),
             buckets: Mutex::default(),
             listings: Listings::new(listing_max),
@@ -175,12 +172,12 @@ impl Remote {
         (first, (one != other).then(|| self.alone_with(one.max(other))))
     }
 
-    /// Keeps a bucket from being removed while an object is put there. Taken before the lock of a key.
+    /// Keeps a bucket from being removed while something is put there. Taken before the lock of a key.
     ///
     /// # Errors
     /// [`Refusal::NoBucket`]; those of the provider.
-    fn keep_bucket(&self, bucket: &str) -> Result<RwLockReadGuard<'_, ()>> {
-        let kept = self.kept[stripe_of(bucket)].read();
+    fn keep_bucket(&self, bucket: &str) -> Result<Shared<'_, String>> {
+        let kept = self.kept.shared(bucket.into());
         self.bucket(bucket)?;
         Ok(kept)
     }
@@ -267,35 +264,39 @@ impl Remote {
         }
     }
 
-    /// Removes an empty bucket. Its uploads are aborted.
+    /// Removes an empty bucket. Its uploads are aborted, also if the bucket then stays, because another request has put
+    /// an object there.
     ///
     /// # Errors
-    /// [`Refusal::NoBucket`], [`Refusal::BucketNotEmpty`]; those of the provider.
+    /// [`Refusal::NoBucket`], [`Refusal::BucketNotEmpty`], [`RemoteError::NoLonger`]; those of the provider.
     pub fn remove_bucket(&self, bucket: &str) -> Result<()> {
         self.writable()?;
         self.bucket(bucket)?;
-        let place = self.marker(bucket);
-        let _kept = self.kept[stripe_of(bucket)].write();
-        let _alone = self.alone_with(&place);
-        let (name, dir) = (self.name(&place), place.trim_end_matches(BUCKET));
-        let page = self.client.list(&self.name(dir), false, None, 2)?;
-        if page.objects.iter().any(|object| object.name != name) {
-            return Err(Refusal::BucketNotEmpty.into());
-        }
+        self.require_empty(bucket)?;
+        // This may take hours. Meanwhile nobody waits for the bucket.
         self.end_uploads_of(bucket)?;
-        self.client.delete(&name)?;
+        let place = self.marker(bucket);
+        let _kept = self.kept.alone(bucket.into());
+        let _alone = self.alone_with(&place);
+        self.require_empty(bucket)?;
+        // Those that were begun meanwhile.
+        self.end_uploads_of(bucket)?;
+        self.client.delete(&self.name(&place))?;
         let mut seen = self.buckets.lock();
         seen.buckets.remove(bucket);
         seen.removed += 1;
         Ok(())
     }
-}
 
-/// The index of the lock for a bucket; several share one.
-fn stripe_of(bucket: &str) -> usize {
-    let mut hash = DefaultHasher::new();
-    bucket.hash(&mut hash);
-    hash.finish() as usize % STRIPES
+    fn require_empty(&self, bucket: &str) -> Result<()> {
+        let place = self.marker(bucket);
+        let (name, dir) = (self.name(&place), place.trim_end_matches(BUCKET));
+        let page = self.client.list(&self.name(dir), false, None, 2)?;
+        match page.objects.iter().any(|object| object.name != name) {
+            true => Err(Refusal::BucketNotEmpty.into()),
+            false => Ok(()),
+        }
+    }
 }
 
 /// The id in a header.

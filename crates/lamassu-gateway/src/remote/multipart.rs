@@ -97,7 +97,7 @@ impl Remote {
         self.writable()?;
         let place = self.place(bucket, &upload.key)?;
         self.seal(&place, &largest(upload))?;
-        self.bucket(bucket)?;
+        let _kept = self.keep_bucket(bucket)?;
         let id = crate::objects::random_name().map_err(|error| RemoteError::Answer(error.to_string()))?;
         // Maps of text can always be encoded as JSON.
         let content = serde_json::to_vec(upload).unwrap_or_default();
@@ -263,11 +263,14 @@ impl Remote {
         at_once(&names, |name| self.client.delete(&self.name(&format!("{place}/{name}")))).map(drop)
     }
 
+    /// Aborts the uploads of a bucket, as long as the client waits and its credential is in force.
     pub(super) fn end_uploads_of(&self, bucket: &str) -> Result<()> {
         let dir = self.uploads_of(bucket);
         let ids: BTreeSet<String> =
             self.below(&dir)?.iter().filter_map(|name| Some(name.split_once('/')?.0.into())).collect();
         ids.iter().map(|id| format!("{dir}/{id}")).try_for_each(|place| {
+            work::wanted(RemoteError::GivenUp)?;
+            work::pause()?;
             self.remove_record(&place)?;
             self.remove_parts(&place)
         })

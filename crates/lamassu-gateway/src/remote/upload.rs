@@ -9,11 +9,12 @@ use super::client::Unless;
 use super::error::{RemoteError, Result};
 use super::properties::Properties;
 use crate::limits::Turn;
+use crate::locks::Shared;
 use crate::objects::attrs::Attrs;
 use crate::objects::{Guard, Refusal};
 use crate::work;
 use lamassu_vault::detached::{Identity, PART_LEN_MIN, Part, Sealing};
-use parking_lot::{Mutex, RwLockReadGuard};
+use parking_lot::Mutex;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
@@ -186,7 +187,7 @@ impl Upload {
         }
     }
 
-    fn keep_bucket(&self) -> Result<Option<RwLockReadGuard<'_, ()>>> {
+    fn keep_bucket(&self) -> Result<Option<Shared<'_, String>>> {
         self.bucket.as_ref().map(|bucket| self.remote.keep_bucket(bucket)).transpose()
     }
 

@@ -42,6 +42,11 @@ impl Users {
             Users::Admitted => ADMITTED.try_with(Clone::clone).ok().filter(|user| user.holds(access_key)),
         }
     }
+
+    /// The user whose secret has verified a request. The access key may have got another one since.
+    fn signer(&self, verified: &s3s::auth::Credentials) -> Option<Arc<User>> {
+        self.of(&verified.access_key).filter(|user| user.has_secret(&verified.secret_key))
+    }
 }
 
 /// The version of every object: there are no versions.
@@ -116,13 +121,13 @@ impl S3Access for Doorkeeper {
             S3Path::Bucket { bucket } => (Some(bucket.to_string()), None),
             S3Path::Object { bucket, key } => (Some(bucket.to_string()), Some(key.to_string())),
         };
-        let user = cx.credentials().and_then(|credentials| self.users.of(&credentials.access_key));
+        let user = cx.credentials().and_then(|credentials| self.users.signer(credentials));
         let entry = cx.extensions_mut().get::<RequestLog>().cloned();
         if let Some(entry) = &entry {
             entry.is_of(user.as_ref(), &operation, bucket.as_deref(), key.as_deref());
         }
         let Some(user) = user else {
-            return Err(s3_error!(AccessDenied, "a request is signed"));
+            return Err(s3_error!(AccessDenied, "a request is signed, with a secret that is in force"));
         };
         let limited = |exceeded| slow_down(exceeded, entry.as_ref());
         if let Some(connection) = cx.extensions_mut().get::<Connection>() {
@@ -402,6 +407,17 @@ mod tests {
     ) -> Arc<User> {
         let (tenant, key) = (Arc::new(Tenant::new("acme", limits)), ("KEY".to_owned(), "secret".into()));
         Arc::new(User::of_credential("holder".into(), tenant, key, Box::new(Of(judge, are_there.clone()))))
+    }
+
+    /// The secret was changed after the signature was verified.
+    #[test]
+    fn a_request_is_of_the_user_whose_secret_has_signed_it() {
+        let user = holder(Limits::default(), &Arc::new(AtomicBool::new(true)), |_, _| true);
+        let signed = |secret: &str| s3s::auth::Credentials { access_key: "KEY".into(), secret_key: secret.into() };
+        ADMITTED.sync_scope(user, || {
+            assert!(Users::Admitted.signer(&signed("secret")).is_some());
+            assert!(Users::Admitted.signer(&signed("the one before")).is_none());
+        });
     }
 
     fn unlimited(exceeded: Exceeded) -> S3Error {

@@ -88,7 +88,7 @@ impl<S: Store> Gateway<S> {
     ) -> S3Result<S3Response<DeleteBucketOutput>> {
         let session = Session::of(&mut req)?;
         let bucket = req.input.bucket;
-        self.blocking(&session, move |store| store.remove_bucket(&bucket)).await?;
+        self.copying(&session, move |store| store.remove_bucket(&bucket)).await?;
         Ok(S3Response::with_status(DeleteBucketOutput::default(), http::StatusCode::NO_CONTENT))
     }
 

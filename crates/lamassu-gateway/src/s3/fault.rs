@@ -72,6 +72,7 @@ impl From<RemoteError> for S3Error {
             RemoteError::Length => told(S3ErrorCode::IncompleteBody),
             RemoteError::LargeCopy => told(S3ErrorCode::InvalidRequest),
             RemoteError::ReadOnly => told(S3ErrorCode::AccessDenied),
+            RemoteError::NoLonger => NoLonger.into(),
             // No client receives it.
             RemoteError::GivenUp => told(S3ErrorCode::RequestTimeout),
             RemoteError::Busy(_) => passing(&error, S3ErrorCode::SlowDown),
@@ -136,9 +137,6 @@ fn of_vault(error: &VaultError) -> S3Error {
             "a dataset lies there, which its administrator alone removes",
         ),
         VaultError::Frozen | VaultError::FreezeLost | VaultError::Stale => told(S3ErrorCode::ServiceUnavailable),
-        VaultError::Io { op: _, source } if is_full(source) => {
-            S3Error::with_message(S3ErrorCode::Custom("StorageFull".into()), "the store below is full").insufficient()
-        }
         VaultError::Exists
         | VaultError::NotEmpty
         | VaultError::Invalid
@@ -153,15 +151,34 @@ fn of_vault(error: &VaultError) -> S3Error {
         | VaultError::Refused(_)
         | VaultError::Io { .. }
         | VaultError::NoRandom(_)
-        | VaultError::Store(_) => {
+        | VaultError::Store(_) => by_cause(error),
+    }
+}
+
+/// What is behind an error: the store, the anchor, or its server.
+fn by_cause(error: &VaultError) -> S3Error {
+    let told = |code, text: &'static str| {
+        tracing::warn!(%error, "a request failed");
+        S3Error::with_message(code, text)
+    };
+    match lamassu_vault::errno_of(error) {
+        _ if error.is_of_policy() => {
+            told(S3ErrorCode::AccessDenied, "a rule of the server that keeps the vault's anchor forbids it")
+        }
+        _ if error.is_of_session() => told(
+            S3ErrorCode::ServiceUnavailable,
+            "the server that keeps the vault's anchor is not reached now: try again",
+        ),
+        libc::ENOSPC | libc::EDQUOT => {
+            told(S3ErrorCode::Custom("StorageFull".into()), "the store below is full").insufficient()
+        }
+        libc::EROFS => told(S3ErrorCode::AccessDenied, "the store below is read-only"),
+        libc::EFBIG => told(S3ErrorCode::EntityTooLarge, "the store below does not take files that large"),
+        _ => {
             tracing::error!(%error, "a request failed");
             S3Error::with_message(S3ErrorCode::InternalError, INTERNAL)
         }
     }
-}
-
-fn is_full(error: &std::io::Error) -> bool {
-    matches!(error.kind(), std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded)
 }
 
 trait Insufficient {
@@ -178,4 +195,37 @@ impl Insufficient for S3Error {
 /// A thread with blocking work has panicked; the panic hook has logged it.
 pub fn lost(_: tokio::task::JoinError) -> S3Error {
     S3Error::with_message(S3ErrorCode::InternalError, INTERNAL)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lamassu_anchor::{AnchorError, ServerFault};
+    use lamassu_store::StoreError;
+    use std::io;
+
+    #[test]
+    fn an_error_of_the_store_or_the_anchor_says_what_to_do() {
+        let errno = io::Error::from_raw_os_error;
+        let by_server = |fault| AnchorError::Server { server: "s".into(), fault };
+        let ended = || by_server(ServerFault::Ended);
+        let policy = by_server(ServerFault::Policy { rule: "r".into(), what: "it".into() });
+        let of_anchor = AnchorError::Io { op: "write", path: "a".into(), source: errno(libc::ENOSPC) };
+        for (error, status, code) in [
+            (VaultError::Io { op: "write", source: errno(libc::ENOSPC) }, 507, "StorageFull"),
+            (VaultError::Io { op: "write", source: errno(libc::EDQUOT) }, 507, "StorageFull"),
+            (VaultError::Io { op: "write", source: io::Error::other(of_anchor) }, 507, "StorageFull"),
+            (StoreError::Io { op: "write", offset: 0, source: errno(libc::ENOSPC) }.into(), 507, "StorageFull"),
+            (StoreError::ReadOnly.into(), 403, "AccessDenied"),
+            (StoreError::TooLarge.into(), 400, "EntityTooLarge"),
+            (VaultError::Anchor(policy), 403, "AccessDenied"),
+            (VaultError::Anchor(ended()), 503, "ServiceUnavailable"),
+            (VaultError::Io { op: "write", source: io::Error::other(ended()) }, 503, "ServiceUnavailable"),
+            (VaultError::Io { op: "write", source: errno(libc::EIO) }, 500, "InternalError"),
+        ] {
+            let said = S3Error::from(ObjectError::Vault(error));
+            let found = said.status_code().map(|status| status.as_u16());
+            assert_eq!((found, said.code().as_str()), (Some(status), code), "{said}");
+        }
+    }
 }

@@ -87,7 +87,7 @@ impl Store for Objects {
         for item in page.items {
             match item {
                 Item::Group(group) => rows.groups.push(group),
-                Item::Key(key, object) => rows.keys.push((key, object.shown())),
+                Item::Key(key, shown) => rows.keys.push((key, shown)),
             }
         }
         Ok(rows)

@@ -6,6 +6,7 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
 use std::process::Command;
 
 #[test]
@@ -175,6 +176,40 @@ fn what_an_answer_cannot_say_is_refused() {
              else: assert False\n\
          assert [o['Key'] for o in s3.list_objects_v2(Bucket='alice-x')['Contents']] == ['tab\\tand\\nline']",
     );
+}
+
+/// A store of some MiB, which an object does not fit into.
+#[test]
+fn a_full_store_is_told_apart_from_a_broken_one() {
+    if !boto::is_there() || !rustix::process::geteuid().is_root() {
+        return;
+    }
+    struct Small(PathBuf);
+    impl Drop for Small {
+        fn drop(&mut self) {
+            let _ = Command::new("umount").arg("-l").arg(&self.0).status();
+        }
+    }
+    let mut small = None;
+    let mut lab = Lab::with_store("", |store| {
+        let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", "size=16m", "none"]).arg(store).status();
+        small = mounted.is_ok_and(|status| status.success()).then(|| Small(store.to_owned()));
+    });
+    if small.is_none() {
+        eprintln!("NOTE: no file system can be mounted here: NOT tested");
+        return;
+    }
+    lab.start();
+    lab.python(
+        "from botocore.exceptions import ClientError\ns3.create_bucket(Bucket='alice-f')\n\
+         try: s3.put_object(Bucket='alice-f', Key='k', Body=os.urandom(24 << 20))\n\
+         except ClientError as error:\n    \
+             said = error.response['Error']['Code'], error.response['ResponseMetadata']['HTTPStatusCode']\n    \
+             assert said == ('StorageFull', 507), said\n\
+         else: assert False\n\
+         s3.put_object(Bucket='alice-f', Key='k', Body=b'small')",
+    );
+    lab.stop("TERM");
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use crate::boto;
 use crate::lab::{PATIENCE, free_port, has, program, run, until};
 use std::fs;
-use std::io::{Read, Write};
+use std::io::{BufRead, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -490,6 +490,59 @@ fn what_has_begun_ends_with_its_credential() {
     let unchanged = format!("assert s3.get_object(Bucket='acme', Key='{key}')['Body'].read() == b'old'\n");
     provider.python(&other, &unchanged);
     assert!(provider.log().contains("an answer is cut off"));
+}
+
+/// The second would take for a leftover what the first is writing.
+#[test]
+fn a_second_proxy_on_a_store_ends_and_changes_nothing() {
+    if !boto::is_there() {
+        return;
+    }
+    let provider = Provider::new(PATIENT);
+    let (alice, key) = (provider.issue("acme", "alice", &[]), provider.key("acme", "reports/drafts/slow"));
+    let lines = format!(
+        "import http.client, pathlib, urllib.parse\n\
+         url = urllib.parse.urlsplit(s3.generate_presigned_url('put_object', Params=dict(Bucket='acme', Key='{key}')))\n\
+         to = http.client.HTTPConnection(url.netloc, timeout=120)\n\
+         to.putrequest('PUT', url.path + '?' + url.query)\nto.putheader('content-length', str(4 << 20))\nto.endheaders()\n\
+         to.send(bytes(3 << 20))\n\
+         while not (pathlib.Path.home() / 'go').exists(): time.sleep(0.02)\n\
+         to.send(bytes(1 << 20))\nassert to.getresponse().status == 200\n"
+    );
+    let written = || {
+        let names = fs::read_dir(provider.path("provider/store/acme")).expect("a directory").flatten();
+        let mut files = names.filter(|name| name.file_name().as_encoded_bytes().starts_with(b".lamassu-put-"));
+        files.next().and_then(|file| file.metadata().ok())
+    };
+    std::thread::scope(|scope| {
+        let put = scope.spawn(|| provider.python(&alice, &lines));
+        until("it is being written", || written().is_some_and(|file| file.len() >= 2 << 20) || put.is_finished());
+        let config = fs::read_to_string(provider.path("provider/proxy.toml")).expect("reads");
+        let other = |name: &str, from: &str, to: &str| {
+            let config = config.replace(&provider.port.to_string(), &free_port().to_string()).replace(from, to);
+            fs::write(provider.path(name), config).expect("writes");
+            let mut second = provider.lamassu();
+            second.args(["-v", "gateway", "provider", "--config"]).arg(provider.path(name));
+            second.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+            let mut second = second.spawn().expect("it starts");
+            let mut said = String::new();
+            for line in std::io::BufReader::new(second.stderr.take().expect("piped")).lines().map_while(Result::ok) {
+                said += &(line + "\n");
+                if said.contains("is removed") {
+                    let _ = second.kill();
+                }
+            }
+            (second.wait().expect("a child").code(), said)
+        };
+        let both = [("a", "/state\"", "/state-of-another\""), ("b", "/store\"", "/store-of-another\"")];
+        let ended = both.map(|(name, from, to)| other(name, from, to));
+        fs::write(provider.path("tenants/go"), "").expect("writes");
+        let put = put.join();
+        for (code, said) in ended {
+            assert!(code == Some(11) && said.contains("another `lamassu gateway provider` uses"), "{code:?} {said}");
+        }
+        put.expect("it is stored");
+    });
 }
 
 #[test]

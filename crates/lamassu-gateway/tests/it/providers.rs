@@ -7,8 +7,9 @@ use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -126,6 +127,45 @@ pub fn cutting(provider: u16, cuts: usize) -> u16 {
         }
     });
     port
+}
+
+/// What lies between a gateway and a provider: it tells of the first request that begins with `head` and has `part` in
+/// its first line, and holds it until `go` is dropped.
+pub fn holding(provider: u16, head: &'static str, part: &'static str) -> (u16, Receiver<()>, Sender<()>) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = listener.local_addr().expect("a port").port();
+    let ((tell, told), (go, gone)) = (channel(), channel::<()>());
+    let gone = Arc::new(Mutex::new(Some(gone)));
+    std::thread::spawn(move || {
+        for client in listener.incoming().map_while(Result::ok) {
+            let Ok(server) = TcpStream::connect(("127.0.0.1", provider)) else { continue };
+            let (Ok(mut back), Ok(mut answers)) = (client.try_clone(), server.try_clone()) else { continue };
+            std::thread::spawn(move || {
+                let _ = std::io::copy(&mut answers, &mut back);
+                let _ = back.shutdown(Shutdown::Both);
+            });
+            let (mut from, mut to, gone, tell) = (client, server, gone.clone(), tell.clone());
+            std::thread::spawn(move || {
+                let mut buf = vec![0; 64 << 10];
+                while let Ok(len @ 1..) = from.read(&mut buf) {
+                    let line = buf[..len].split(|b| *b == b'\n').next().unwrap_or_default();
+                    let line = String::from_utf8_lossy(line);
+                    if line.starts_with(head)
+                        && line.contains(part)
+                        && let Some(gone) = gone.lock().expect("no panic").take()
+                    {
+                        let _ = tell.send(());
+                        let _ = gone.recv();
+                    }
+                    if to.write_all(&buf[..len]).is_err() {
+                        break;
+                    }
+                }
+                let _ = to.shutdown(Shutdown::Both);
+            });
+        }
+    });
+    (port, told, go)
 }
 
 impl Lab {

@@ -2,7 +2,7 @@
 
 use crate::boto;
 use crate::clients;
-use crate::lab::{Lab, has, noise, run, text, until};
+use crate::lab::{Lab, PATIENCE, has, noise, run, text, until};
 use crate::providers::{self, Kind, kinds};
 use std::fs;
 use std::process::Command;
@@ -226,6 +226,44 @@ fn copies_beside_puts_are_of_one_state() {
              gone, put = does(s3.delete_bucket, Bucket=bucket), put.result()\n    \
              assert isinstance(gone, str) != isinstance(put, str), (gone, put)\n",
     );
+}
+
+/// The provider takes its time for the removal of a tenant's bucket. The name of another's bucket was chosen so that
+/// both have the same place in a table of 256, by the hash that everybody can compute.
+#[test]
+fn a_removal_that_takes_long_is_in_no_other_buckets_way() {
+    use std::hash::{DefaultHasher, Hash, Hasher};
+    if !Kind::Moto.is_there() {
+        return;
+    }
+    let place = |name: &str| {
+        let mut hash = DefaultHasher::new();
+        name.hash(&mut hash);
+        hash.finish() % 256
+    };
+    let of_bob = (0..).map(|n| format!("bob-{n}")).find(|name| place(name) == place("alice-b")).expect("many");
+    let mut lab = Lab::remote_without_gateway(Kind::Moto, "");
+    let provider = lab.cloud().port;
+    let (between, held, go) = providers::holding(provider, "DELETE ", "lamassu.bucket");
+    let configured = fs::read_to_string(lab.path("gateway.toml")).expect("its configuration");
+    lab.write("gateway.toml", &configured.replace(&provider.to_string(), &between.to_string()));
+    lab.start();
+    let bob = format!(
+        "bob = client(aws_access_key_id='BOB', aws_secret_access_key='bob-secret-bob-secret')\nbucket = '{of_bob}'\n"
+    );
+    lab.python(&format!("{bob}s3.create_bucket(Bucket='alice-b')\nbob.create_bucket(Bucket=bucket)"));
+    let lines = "import boto3, os\nfrom botocore.client import Config\n\
+        s3 = boto3.client('s3', endpoint_url=os.environ['GATEWAY_URL'], config=Config(retries={'max_attempts': 0}))\n\
+        s3.delete_bucket(Bucket='alice-b')";
+    let mut removing = lab.client("/usr/bin/python3").arg("-c").arg(lines).spawn().expect("it starts");
+    held.recv_timeout(PATIENCE).expect("the removal comes to the provider");
+    lab.python(&format!(
+        "{bob}bob.put_object(Bucket=bucket, Key='k', Body=b'x')\nid = bob.create_multipart_upload(Bucket=bucket, Key='k')"
+    ));
+    drop(go);
+    assert!(removing.wait().expect("a child").success());
+    let gone = "try: s3.head_bucket(Bucket='alice-b')\nexcept Exception as error: print(error)";
+    assert!(lab.python(gone).contains("404"));
 }
 
 /// A provider that is restarted while objects are put and read: the client notices nothing.

@@ -3,7 +3,10 @@
 use crate::common::*;
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::File;
-use std::os::unix::fs::FileExt;
+use std::net::TcpStream;
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::process::Child;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -67,4 +70,62 @@ fn a_host_that_was_stopped_reports_nothing_of_what_others_wrote_meanwhile() {
     [a, b].iter().for_each(|host| drop(host.umount().ok()));
     let alerts = lab.serve(&["alerts", "list", "--json"]).ok().out;
     assert_eq!(alerts.trim(), "", "{alerts}");
+}
+
+struct Gateway(Mutex<Child>);
+
+impl Drop for Gateway {
+    fn drop(&mut self) {
+        let child = self.0.get_mut().unwrap();
+        let _ = child.kill();
+        let _ = child.wait();
+    }
+}
+
+/// A gateway that was stopped for longer than a term, while another host has taken the vault, ends by itself: a service
+/// manager starts it again.
+#[test]
+fn a_gateway_ends_with_its_session() {
+    let lab = Lab::new();
+    let [a, b] = ["a", "b"].map(|name| lab.joined(name));
+    let id = lab.vault(a);
+    lab.grant(b, &id);
+    let port = free_port();
+    let config = format!(
+        "vault = \"{0}/store/v\"\nkey = \"raw:file:{0}/key\"\nlisten = \"127.0.0.1:{port}\"\n",
+        lab.dir.path().display()
+    );
+    std::fs::write(lab.path("gateway.toml"), config).unwrap();
+    let credentials = "[[user]]\nname = \"u\"\naccess_key = \"USER\"\nsecret_key = \"secret-secret-secret\"\n";
+    std::fs::write(lab.path("credentials.toml"), credentials).unwrap();
+    std::fs::set_permissions(lab.path("credentials.toml"), PermissionsExt::from_mode(0o600)).unwrap();
+    let log = || File::options().create(true).append(true).open(lab.path("gateway.log")).unwrap();
+    let said = || std::fs::read_to_string(lab.path("gateway.log")).unwrap();
+    let mut command = a.command();
+    command.args(["-v", "gateway", "s3", "--config", "gateway.toml"]).stdout(log()).stderr(log());
+    let gateway = Gateway(Mutex::new(command.spawn().unwrap()));
+    let ended = || gateway.0.lock().unwrap().try_wait().unwrap();
+    wait_for("the gateway serves", || {
+        assert_eq!(ended(), None, "{}", said());
+        TcpStream::connect(("127.0.0.1", port)).is_ok()
+    });
+    let pid = Pid::from_child(&gateway.0.lock().unwrap());
+    kill_process(pid, Signal::STOP).unwrap();
+    wait_for("the other host has the vault", || {
+        let ran = b.run(&format!("mount --anchor {} store/v m-b", lab.url()));
+        ran.code == 0
+    });
+    kill_process(pid, Signal::CONT).unwrap();
+    let deadline = std::time::Instant::now() + Duration::from_secs(100);
+    let status = loop {
+        match ended() {
+            Some(status) => break Some(status),
+            None if std::time::Instant::now() > deadline => break None,
+            None => std::thread::sleep(Duration::from_millis(50)),
+        }
+    };
+    drop(gateway);
+    b.umount().ok();
+    assert_eq!(status.and_then(|status| status.code()), Some(69), "{}", said());
+    assert!(said().contains("the gateway ends"), "{}", said());
 }

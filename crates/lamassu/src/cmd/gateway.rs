@@ -11,14 +11,16 @@ use crate::open;
 use crate::output::{Ui, print};
 use crate::private::{self, Access};
 use crate::signals;
+use lamassu_anchor::AnchorError;
 use lamassu_fuse::{CacheMode, MountError, MountOptions, Unmounter};
 use lamassu_gateway::provider::{self, ProviderConfig};
 use lamassu_gateway::{Config, Serving, config, credentials, watch};
 use lamassu_host::Error as HostError;
 use lamassu_host::{Keeper, Place, Served};
-use lamassu_vault::{FileSystem, Forest};
+use lamassu_vault::forest::ROOT_MEMBER;
+use lamassu_vault::{FileSystem, Forest, VaultError};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 const EXAMPLES: &str = "\
@@ -158,8 +160,10 @@ fn serve_provider(ui: &Ui, args: &ProviderArgs) -> Result<()> {
 struct Gateway {
     served: Arc<Served>,
     mount: Option<Mount>,
-    /// Whether the mount has ended.
+    /// Whether the mount has ended, or the session at the server that keeps the vault's anchor.
     ended: watch::Receiver<bool>,
+    /// the session's end
+    lost: Arc<Mutex<Option<AnchorError>>>,
 }
 
 /// The mount, and the thread that waits for its end.
@@ -205,8 +209,22 @@ impl Gateway {
         let keeper = Keeper::new(Place::of(&dir)?, vault, true, mountpoint.clone(), ui.policy.clone());
         let served = Served::new(unsealed, opened, keeper)?;
         let (end, ended) = watch::channel(false);
+        let lost = Self::watch_session(&served, end.clone())?;
         let mount = mountpoint.map(|mountpoint| Self::mount(&served, &mountpoint, &options, end)).transpose()?;
-        Ok(Gateway { served, mount, ended })
+        Ok(Gateway { served, mount, ended, lost })
+    }
+
+    /// Has the gateway end with its session: nothing would be answered any more. A service manager starts it again.
+    fn watch_session(served: &Arc<Served>, end: watch::Sender<bool>) -> Result<Arc<Mutex<Option<AnchorError>>>> {
+        let lost = Arc::new(Mutex::new(None));
+        let found = lost.clone();
+        let Some(root) = served.forest().vault(ROOT_MEMBER) else { return Ok(lost) };
+        lamassu_host::when_session_ends(&root, move |error| {
+            tracing::error!(%error, "this host has the vault no longer: the gateway ends, to be started again");
+            *found.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+            end.send_replace(true);
+        })?;
+        Ok(lost)
     }
 
     fn mount(
@@ -241,7 +259,11 @@ impl Gateway {
             maintains: self.mount.is_none(),
             ready: Box::new(move |address| told.note(format_args!("serving on {address}"))),
         };
-        Ok(lamassu_gateway::serve(config, self.forest(), serving, self.ended.clone())?)
+        lamassu_gateway::serve(config, self.forest(), serving, self.ended.clone())?;
+        match self.lost.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            Some(error) => Err(HostError::Vault(VaultError::Anchor(error)).into()),
+            None => Ok(()),
+        }
     }
 
     /// Unmounts, and closes the vault.
