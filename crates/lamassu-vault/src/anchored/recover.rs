@@ -387,13 +387,10 @@ impl Vault {
         Ok(met)
     }
 
-    /// Lets the node of a file have all its names. Each directory is listed once.
+    /// Lets the node of a file have all names that are there. Each directory is listed once.
     pub(super) fn meet_all_names(&self, anchored: &Anchored, object: ObjectId) -> Result<()> {
-        for (dir, names) in by_directory(anchored.anchor.names_of(object)?) {
-            let met = self.met_at(anchored, dir, &|name| names.contains(&name))?;
-            let met = met.into_iter().map(|(_, met)| met).collect();
-            self.all_or_none(met)?.into_iter().for_each(|ino| self.forget(ino, 1));
-        }
+        let met = self.nodes_at(anchored, anchored.anchor.names_of(object)?)?;
+        met.into_iter().for_each(|ino| self.forget(ino, 1));
         Ok(())
     }
 

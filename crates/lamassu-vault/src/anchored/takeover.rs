@@ -84,13 +84,13 @@ impl Vault {
         let Some(_pass) = self.gate.try_enter().filter(|_| !self.closed.load(Ordering::Acquire)) else {
             return Ok(old);
         };
-        let split = self.is_split(anchored, ino, &old);
-        if matches!(split, Ok(true)) {
+        // If this cannot be told, neither can the old inode be used.
+        let is_split = self.is_split(anchored, ino, &old)?;
+        if is_split {
             self.must_match_its_row(ino, &old)?;
         }
         let mut tried = 0;
-        let copied = split.and_then(|_| self.copy_left_open(anchored, ino, &old));
-        let done = copied.and_then(|copy| {
+        let done = self.copy_left_open(anchored, ino, &old).and_then(|copy| {
             let done = self.put_in_place(anchored, ino, &copy, &mut tried);
             drop(copy.dir);
             self.drop_staged_dir(&copy.dir_name);
@@ -101,8 +101,8 @@ impl Vault {
                 tracing::info!(file = self.tag(ino), "taken over from a host whose session ended");
                 Ok(new)
             }
-            // Nothing has changed.
-            Err(error) if tried == 0 => {
+            // Nothing has changed, and the old inode has all names.
+            Err(error) if tried == 0 && !is_split => {
                 tracing::warn!(
                     file = self.tag(ino),
                     %error,

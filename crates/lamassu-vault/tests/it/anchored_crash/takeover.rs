@@ -265,3 +265,25 @@ fn a_takeover_that_fails_half_way_loses_no_later_write() {
         }
     }
 }
+
+/// A takeover that was cut off between two names is not given up because the store is full for the next host.
+#[test]
+fn a_takeover_that_was_cut_off_is_not_given_up() {
+    let (recipe, left, table) = left_open_with(0);
+    let lab = Faulty::over(recipe, &left, &table);
+    let v = lab.open();
+    lab.faults().rule(|call| (call.call == Call::Rename && is_of_copy(call, 2)).then_some(Fault::Errno(libc::EIO)));
+    v.maintain().unwrap();
+    let lab = lab.killed(v);
+    let v = lab.open();
+    let is_full = |call: &Context<'_>| call.call == Call::CreateFile && is_of_copy(call, 1);
+    lab.faults().rule(move |call| is_full(call).then_some(Fault::Errno(libc::ENOSPC)));
+    v.maintain().unwrap();
+    v.sync_all().unwrap();
+    let lab = lab.killed(v);
+    let v = lab.open();
+    assert_eq!(blocks(&v).unwrap(), [2, 3, 1]);
+    v.sync_all().unwrap();
+    v.clean();
+    v.close().unwrap();
+}
