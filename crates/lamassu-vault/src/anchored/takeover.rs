@@ -72,18 +72,18 @@ impl Vault {
     }
 
     /// A new inode with the pages of a file that another host left open, and with all its names; the old one if it
-    /// cannot be copied and has all names itself.
+    /// cannot be copied and has all names itself. The caller may be inside the gate.
     ///
     /// # Errors
     /// Those of the store if the names lead to several inodes, or may do so by now: the file is still open by its row,
     /// and the next attempt begins anew. Those of the content if the names lead to several inodes, and this one is not
-    /// current; [`VaultError::Anchor`].
+    /// current; [`VaultError::ReadOnly`] after the vault was closed; [`VaultError::Anchor`].
     pub(crate) fn taken_over(&self, ino: Ino, old: Arc<dyn BackendFile>) -> Result<Arc<dyn BackendFile>> {
         let Some(anchored) = &self.anchored else { return Ok(old) };
-        // While a freeze waits, nothing is changed: the file is recovered where it is.
-        let Some(_pass) = self.gate.try_enter().filter(|_| !self.closed.load(Ordering::Acquire)) else {
-            return Ok(old);
-        };
+        let _pass = self.gate.enter_again();
+        if self.closed.load(Ordering::Acquire) {
+            return Err(VaultError::ReadOnly);
+        }
         // If this cannot be told, neither can the old inode be used.
         let is_split = self.is_split(anchored, ino, &old)?;
         if is_split {

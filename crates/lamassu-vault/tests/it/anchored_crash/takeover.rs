@@ -287,3 +287,32 @@ fn a_takeover_that_was_cut_off_is_not_given_up() {
     v.clean();
     v.close().unwrap();
 }
+
+/// A freeze begins while the file is being opened for a change. It waits for that, and the file is taken over.
+#[test]
+fn a_takeover_is_made_although_a_freeze_waits() {
+    let (recipe, left, table) = left_open_with(0);
+    let lab = Faulty::over(recipe, &left, &table);
+    let v = Arc::new(lab.open());
+    let before = stored_number(&v, &*lab.store, "f");
+    let ino = v.ino("f");
+    let (frozen, freezes) = (v.clone(), AtomicBool::new(false));
+    lab.faults().rule(move |call| {
+        if call.call == Call::OpenFile && !freezes.swap(true, Ordering::Relaxed) {
+            let v = frozen.clone();
+            std::thread::spawn(move || v.freeze());
+            while !frozen.is_frozen() {
+                std::thread::yield_now();
+            }
+        }
+        None
+    });
+    let handle = v.open_file(ino, RW).unwrap();
+    lab.faults().clear_rules();
+    v.freeze().unwrap(); // waits for the other
+    assert_ne!(stored_number(&v, &*lab.store, "f"), before);
+    v.thaw().unwrap();
+    v.write(handle, 0, &[9; BLOCK]).unwrap();
+    v.fsync(handle, false).unwrap();
+    assert_eq!(blocks(&v).unwrap(), [9, 3, 1]);
+}
