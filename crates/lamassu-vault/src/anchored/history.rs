@@ -16,7 +16,7 @@ pub(super) struct Move {
     pub to: EntryPlace,
     pub to_name: OsString,
     pub over: Over,
-    inodes: Inodes,
+    pub inodes: Inodes,
 }
 
 /// All moves and removals, in order.

@@ -11,7 +11,7 @@
 use super::Anchored;
 use super::history::{History, Move};
 use super::locate::{Item, Located};
-use crate::error::{io, is_not_found};
+use crate::error::{io, is_not_found, is_unsupported};
 use crate::record::remove_companion;
 use crate::stored::{is_entry_empty, rename_no_replace};
 use crate::symlink;
@@ -214,17 +214,35 @@ impl Work<'_> {
         if let Some(rest) = symlink::rest_of(&self.vault.ctx.ring, &*item.dir, &item.name, &item.st) {
             symlink::copy_rest(&rest, &*item.dir, &*target)?;
         }
-        let moved = |mode| item.dir.rename(&item.name, &*target, &name, mode).map_err(io("put a name right"));
-        match there {
-            None => rename_no_replace(&*item.dir, &item.name, &*target, &name).map_err(io("put a name right")),
-            Some(_) if undone.over == Over::Exchanged => moved(RenameMode::Exchange),
-            Some(there) if !there.is_dir() && !item.is_dir() => moved(RenameMode::Replace),
-            Some(there) => {
-                // As for a rename over an empty directory.
-                moved(RenameMode::Exchange)?;
-                self.discard(&Item { st: there.st, ..item })
-            }
+        let moved = |mode| item.dir.rename(&item.name, &*target, &name, mode);
+        let done = io("put a name right");
+        let there = match there {
+            None => return rename_no_replace(&*item.dir, &item.name, &*target, &name).map_err(done),
+            Some(_) if undone.over == Over::Exchanged => return moved(RenameMode::Exchange).map_err(done),
+            Some(there) => there,
+        };
+        // Only what the move has replaced is lost by it. Something else may be all that is left of a file.
+        let is_replaced = undone.over == Over::Replaced && there.st.ino == undone.inodes.target;
+        if is_replaced && !there.is_dir() && !item.is_dir() {
+            return moved(RenameMode::Replace).map_err(done);
         }
+        // As for a rename over an empty directory.
+        match moved(RenameMode::Exchange) {
+            Ok(()) => self.discard_alone(&Item { st: there.st, ..item }),
+            Err(error) if is_unsupported(&error) => {
+                self.discard_alone(&there)?;
+                rename_no_replace(&*item.dir, &item.name, &*target, &name).map_err(done)
+            }
+            Err(error) => Err(done(error)),
+        }
+    }
+
+    /// As [`Work::discard`], without the companion: something else has the name next, or may have it.
+    fn discard_alone(&self, item: &Item) -> Result<()> {
+        if item.is_dir() && is_entry_empty(&*item.dir, &item.name).unwrap_or(false) {
+            return self.vault.unstage_dir(&*item.dir, &item.name, &item.st);
+        }
+        self.vault.move_alone_to_lost(&*item.dir, &item.name, &item.st)
     }
 
     /// Removes what is recorded nowhere: an empty directory is deleted, everything else goes to `lamassu.lost`.

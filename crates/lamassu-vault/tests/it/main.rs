@@ -10,6 +10,7 @@ mod anchored_attrs_crash;
 mod anchored_crash;
 mod anchored_killed;
 mod anchored_owners;
+mod anchored_recovery;
 mod anchored_replaced;
 mod api;
 mod common;
