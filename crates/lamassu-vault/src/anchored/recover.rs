@@ -61,10 +61,13 @@ impl Vault {
         for place in &history.places {
             work.places.extend(Spot::of(&mut located, place).map(|spot| (*place, spot)));
         }
+        // What could not be looked at would count as absent, and another number of moves as the right one.
+        located.failure()?;
         for undone in history.moves.iter().skip(kept) {
             work.redo(undone)?;
         }
-        let removed: BTreeSet<EntryPlace> = history.removed().filter(|place| !recorded.contains_key(place)).collect();
+        let removed: BTreeSet<EntryPlace> =
+            history.removed_places().filter(|place| !recorded.contains_key(place)).collect();
         work.clear(&removed)?;
         let unrecorded: Vec<_> = history.places.iter().filter(|place| !recorded.contains_key(place)).collect();
         work.clear_rest(&unrecorded)
@@ -92,63 +95,6 @@ impl Vault {
         }
         Ok(left)
     }
-
-    /// How many of the moves the store has kept: the number for which most recorded objects are where they should be,
-    /// and fewest are elsewhere. Rows do not identify a file whose content was never synced. Where they leave a choice,
-    /// inode numbers decide: a moved object has kept its own, and an object made in its old place has another. Nothing
-    /// is recorded of objects that were moved and then removed: for those it counts whether everything still exists
-    /// that would have to.
-    fn how_many_were_kept<'a>(
-        &'a self,
-        anchored: &'a Anchored,
-        history: &'a History,
-        recorded: &BTreeMap<EntryPlace, EntryRow>,
-    ) -> (usize, Located<'a>) {
-        let mut best: Option<(Faults, usize, Located<'a>)> = None;
-        // The highest numbers first: usually a store has kept all.
-        for kept in (0..=history.moves.len()).rev() {
-            let mut located = Located::new(self, anchored, history, kept);
-            let mut taken = history.leaving(kept);
-            let mut faults = Faults::default();
-            for (place, entry) in recorded {
-                let at = history.recorded_at(*place, kept);
-                let item = at.and_then(|at| located.item(at));
-                let is_strange = |inode| item.as_ref().is_none_or(|item| item.st.ino != inode);
-                faults.strange += usize::from(history.inode_of(*place).is_some_and(is_strange));
-                faults.misplaced += usize::from(!item.is_some_and(|item| located.fits(entry, &item)));
-                taken.extend(at);
-            }
-            let must_be = history.still_there(kept).into_iter();
-            let is_absent = |(place, inode): &(EntryPlace, Option<u64>)| {
-                located.item(*place).is_none_or(|item| inode.is_some_and(|inode| item.st.ino != inode))
-            };
-            faults.absent = must_be.filter(is_absent).count();
-            let left = history.places.iter().filter(|place| !taken.contains(place) && located.item(**place).is_some());
-            faults.left = left.count();
-            let is_perfect = faults == Faults::default();
-            if best.as_ref().is_none_or(|(least, ..)| faults < *least) {
-                best = Some((faults, kept, located));
-            }
-            if is_perfect {
-                break;
-            }
-        }
-        let none = || (0, Located::new(self, anchored, history, 0));
-        best.map_or_else(none, |(_, kept, located)| (kept, located))
-    }
-}
-
-/// What speaks against a number of moves, the most important first.
-#[derive(Default, PartialEq, Eq, PartialOrd, Ord)]
-struct Faults {
-    /// Recorded objects that are elsewhere.
-    misplaced: usize,
-    /// Recorded objects with another inode number.
-    strange: usize,
-    /// Missing objects that a later move or removal needs.
-    absent: usize,
-    /// Unexpected objects.
-    left: usize,
 }
 
 /// Interrupted moves: recorded by the anchor, and not made by the store.
@@ -186,7 +132,7 @@ impl Spot {
         let Some(name) = &self.name else { return Ok(None) };
         match self.dir.stat_entry(name) {
             Err(e) if is_not_found(&e) => Ok(None),
-            st => Ok(Some(Item { dir: self.dir.clone(), name: name.clone(), st: st.map_err(io("stat"))? })),
+            st => Ok(Some(Item::now(self.dir.clone(), name.clone(), st.map_err(io("stat"))?))),
         }
     }
 }
@@ -228,7 +174,7 @@ impl Work<'_> {
         }
         // As for a rename over an empty directory.
         match moved(RenameMode::Exchange) {
-            Ok(()) => self.discard_alone(&Item { st: there.st, ..item }),
+            Ok(()) => self.discard_alone(&Item::now(item.dir, item.name, there.st)),
             Err(error) if is_unsupported(&error) => {
                 self.discard_alone(&there)?;
                 rename_no_replace(&*item.dir, &item.name, &*target, &name).map_err(done)

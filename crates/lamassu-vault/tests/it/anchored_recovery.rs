@@ -53,6 +53,36 @@ fn saved_through_one_name(recipe: Recipe) -> Left {
     Left { recipe, store: store.snapshot(), table: (*table).clone() }
 }
 
+/// While names are put right, each look at the store fails once. That must not make a wrong number of moves the right
+/// one.
+#[test]
+fn a_look_that_fails_during_recovery_spoils_nothing() {
+    let calls = [Call::ReadDir, Call::DirStat, Call::OpenDir, Call::OpenFile, Call::Read, Call::ReadLink];
+    for recipe in [Recipe::default(), Recipe::plain()] {
+        let left = saved_through_one_name(recipe);
+        for call in calls {
+            for nth in 1.. {
+                let (fault, lab) = left.lab();
+                fault.faults().fail_nth(call, nth, libc::EIO);
+                drop(open_anchored(&lab.recipe, &lab.backend, &lab.table, false));
+                let was_reached = fault.faults().calls(call) >= nth;
+                fault.faults().clear_rules();
+                let v = lab.open();
+                assert_eq!(lab.intents(), 0);
+                for name in SAVED {
+                    assert_eq!(v.get(&format!("d/{name}")), name.as_bytes(), "{call:?} {nth}");
+                }
+                assert_eq!(v.get("d/tmp"), b"last", "{call:?} {nth}");
+                v.clean();
+                v.close().unwrap();
+                if !was_reached {
+                    break;
+                }
+            }
+        }
+    }
+}
+
 /// A move that is made again replaces what it has replaced. Anything else is kept.
 #[test]
 fn what_lies_where_a_move_leads_is_kept() {
@@ -83,4 +113,34 @@ fn what_lies_where_a_move_leads_is_kept() {
         lost.open_file(&kept[0], false).unwrap().read_at(0, &mut bytes).unwrap();
         assert_eq!(&bytes, b"of somebody");
     }
+}
+
+/// Each directory is listed once, and each entry is looked at once, however many of the moves the store has lost.
+#[test]
+fn many_lost_moves_are_put_right_by_few_looks() {
+    const COUNT: u64 = 2_000;
+    let (store, table) = (Arc::new(MemoryBackend::new()), Arc::new(MemoryTable::default()));
+    let (_, v) = Lab::over(Recipe::default(), store.clone(), table.clone());
+    v.dir("d");
+    for number in 0..COUNT {
+        let handle = v.new_file(&format!("d/old{number}")).1;
+        v.release(handle).unwrap();
+    }
+    v.sync_all().unwrap();
+    let before = store.snapshot();
+    for number in 0..COUNT {
+        mv(&v, &format!("d/old{number}"), &format!("d/new{number}"), RenameMode::Replace).unwrap();
+    }
+    std::mem::forget(v);
+    let (fault, lab) = Left { recipe: Recipe::default(), store: before, table: (*table).clone() }.lab();
+    assert_eq!(lab.intents() as u64, COUNT);
+    let v = lab.open();
+    assert_eq!(lab.intents(), 0);
+    let calls = |call| fault.faults().calls(call);
+    assert!(calls(Call::ReadDir) < 50, "{}", calls(Call::ReadDir));
+    assert!(calls(Call::OpenFile) < 2 * COUNT, "{}", calls(Call::OpenFile));
+    assert!(calls(Call::DirStat) < 8 * COUNT, "{}", calls(Call::DirStat));
+    assert_eq!(v.list("d").len() as u64, COUNT);
+    assert!(v.find("d/new7").is_ok() && v.find("d/old7").is_err());
+    v.close().unwrap();
 }
