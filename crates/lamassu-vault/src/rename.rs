@@ -267,7 +267,7 @@ impl Vault {
     /// Tells the anchor the outcome of the store's step. If that failed, everything is where it was.
     fn answer(&self, from: &End, to: &End, is_exchange: bool, asked: Moving, done: Result<()>) -> Result<()> {
         match &done {
-            Ok(()) => self.has_moved(&asked),
+            Ok(()) => self.has_moved(asked),
             Err(_) => {
                 let target = to.st.is_some().then_some(to.object);
                 let asked = (asked, inodes_of(from, to));
