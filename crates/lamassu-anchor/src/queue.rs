@@ -194,6 +194,12 @@ impl Layer {
         self.with_ways_to([object]).iter().any(|object| late.contains(object))
     }
 
+    /// Whether the store has not made an entry of one of these objects yet, or of a directory on the way to them.
+    pub fn awaits_any_of(&self, objects: &HashSet<ObjectId>) -> bool {
+        let late = self.held_back(EntryMark(UNDER_WAY - 1));
+        !late.is_empty() && self.with_ways_to(objects.iter().copied()).iter().any(|object| late.contains(object))
+    }
+
     /// Objects of a directory's queued entries, and of those in directories that are removed with them.
     pub fn objects_in(&self, dir: ObjectId) -> HashSet<ObjectId> {
         let (mut objects, mut left) = (HashSet::new(), vec![dir]);

@@ -337,6 +337,12 @@ impl Anchor {
         }
     }
 
+    /// Whether one of these objects, or a directory on the way to one, has a name to which the store has not moved it
+    /// yet ([`Renamed::Now`]).
+    pub fn awaits_any_of(&self, objects: &HashSet<ObjectId>) -> bool {
+        self.state.lock().queued.awaits_any_of(objects)
+    }
+
     fn place(&self, state: &mut State, to: EntryPlace, entry: EntryRow) -> Result<()> {
         if let Some((object, row)) = self.moved_dir(state, to, entry)? {
             state.queued.objects.insert(object, row);

@@ -19,6 +19,7 @@ mod damage;
 mod ended;
 mod entries;
 mod events;
+mod failed_names;
 mod fault;
 mod forest;
 mod forest_modes;
