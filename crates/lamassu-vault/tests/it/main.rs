@@ -16,6 +16,7 @@ mod api;
 mod common;
 mod crash;
 mod damage;
+mod detached;
 mod ended;
 mod entries;
 mod events;
