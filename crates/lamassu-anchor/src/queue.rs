@@ -30,13 +30,16 @@ impl EntryMark {
     pub const NOTHING: EntryMark = EntryMark(0);
 }
 
+/// The number of an entry that the store has not made yet: no mark reaches it.
+const UNDER_WAY: u64 = u64::MAX;
+
 /// A queued entry.
 #[derive(Clone, Copy, Debug)]
 struct QueuedEntry {
     value: Option<EntryRow>,
     /// The object that it names, or named before its removal.
     object: ObjectId,
-    /// The number of its making; 0: a removal, or an entry that the store had before.
+    /// The number of its making; 0: a removal, or an entry that the store had before; [`UNDER_WAY`].
     number: u64,
     /// The intent of its removal.
     intent: Option<u64>,
@@ -115,6 +118,17 @@ impl Layer {
         self.entries.insert(place, QueuedEntry { value: Some(entry), object: entry.object, number, intent: None });
     }
 
+    /// Queues an entry that the store is about to move there. No barrier covers it until [`Layer::has_arrived`].
+    pub fn await_entry(&mut self, place: EntryPlace, entry: EntryRow) {
+        self.make_entry(place, entry, UNDER_WAY);
+    }
+
+    /// The store had moved such an entry before `number` was given.
+    pub fn has_arrived(&mut self, place: &EntryPlace, number: u64) {
+        let queued = self.entries.get_mut(place).filter(|queued| queued.number == UNDER_WAY);
+        queued.into_iter().for_each(|queued| queued.number = number);
+    }
+
     /// Queues an entry that the store had elsewhere before.
     pub fn move_entry(&mut self, place: EntryPlace, entry: EntryRow) {
         self.make_entry(place, entry, 0);
@@ -124,7 +138,7 @@ impl Layer {
     /// for the object itself.
     pub fn hold_back(&mut self, object: ObjectId, number: u64) {
         let names = self.entries.values_mut().filter(|queued| queued.object == object && queued.value.is_some());
-        names.for_each(|queued| queued.number = number);
+        names.for_each(|queued| queued.number = queued.number.max(number));
         self.changed.insert(object);
     }
 
@@ -183,6 +197,12 @@ impl Layer {
     pub fn is_late(&self, object: ObjectId, mark: EntryMark) -> bool {
         let late = self.held_back(mark);
         self.with_ways_to([object]).iter().any(|object| late.contains(object))
+    }
+
+    /// Whether the store has not made an entry of one of these objects yet, or of a directory on the way to them.
+    pub fn awaits_any_of(&self, objects: &HashSet<ObjectId>) -> bool {
+        let late = self.held_back(EntryMark(UNDER_WAY - 1));
+        !late.is_empty() && self.with_ways_to(objects.iter().copied()).iter().any(|object| late.contains(object))
     }
 
     /// Objects of a directory's queued entries, and of those in directories that are removed with them.

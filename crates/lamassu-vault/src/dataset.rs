@@ -312,7 +312,7 @@ impl Vault {
                 self.commit_anchor()?;
                 return Ok(self.options.by_turns.then_some(temp));
             }
-            staging.take_out(&*dir.handle, &stored.name, &st, &temp).map_err(io("remove a dataset"))?;
+            let is_known = staging.take_out(&*dir.handle, &stored.name, &st, &temp).map_err(io("remove a dataset"))?;
             if let Some(companion) = &stored.companion {
                 remove_companion(&*dir.handle, &companion.name);
             }
@@ -320,8 +320,8 @@ impl Vault {
             // Another directory may get its number.
             self.shut.0.lock().pop(&id);
             dir.handle.sync().map_err(io("sync a directory"))?;
+            delete_if_known(staging, &temp, is_known);
         }
-        delete_or_warn(staging, &temp);
         Ok(None)
     }
 
@@ -334,9 +334,9 @@ impl Vault {
         temp: &OsStr,
     ) -> Result<()> {
         let staging = self.staging()?;
-        staging.take_out(parent, stored, st, temp).map_err(io("remove a dataset"))?;
+        let is_known = staging.take_out(parent, stored, st, temp).map_err(io("remove a dataset"))?;
         if !self.options.by_turns {
-            delete_or_warn(staging, temp);
+            delete_if_known(staging, temp, is_known);
         }
         Ok(())
     }
@@ -413,8 +413,8 @@ impl Vault {
     }
 }
 
-fn delete_or_warn(staging: &Staging, name: &OsStr) {
-    if let Err(error) = delete_tree(&*staging.dir, name, &mut || true) {
+fn delete_if_known(staging: &Staging, name: &OsStr, is_known: stdio::Result<()>) {
+    if let Err(error) = is_known.and_then(|()| delete_tree(&*staging.dir, name, &mut || true).map(drop)) {
         let text = "a destroyed dataset stays in lamassu.staging until the next open";
         tracing::warn!(entry = %name.to_string_lossy(), %error, "{text}");
     }

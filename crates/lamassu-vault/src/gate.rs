@@ -39,6 +39,15 @@ impl Gate {
         Pass(self)
     }
 
+    /// For a caller that may be inside already. It waits only while frozen with nobody inside, and so never for its own
+    /// pass: until the last one has left, a freeze waits.
+    pub fn enter_again(&self) -> Pass<'_> {
+        let mut s = self.state.lock();
+        self.changed.wait_while(&mut s, |s| s.frozen && s.inside == 0);
+        s.inside += 1;
+        Pass(self)
+    }
+
     /// For background work: `None` while frozen.
     pub fn try_enter(&self) -> Option<Pass<'_>> {
         let mut s = self.state.lock();

@@ -212,12 +212,13 @@ impl Vault {
         let mut left_handles = self.left.take();
         let open = self.handles.take_all();
         let mut files: Vec<Arc<OpenFile>> = self.files.all();
-        // Before: settling writes pages again whose content is committed.
-        files.retain(|open| open.is_unsettled() && open.file().has_uncommitted());
+        // Before: settling writes pages again whose content is committed. A file that was written to the store, and
+        // that no barrier covers, need not be unsettled.
+        files.retain(|open| open.is_writable() && open.file().has_uncommitted());
         let done = self.close();
-        let unsettled: HashSet<Ino> = match done {
+        let uncommitted: HashSet<Ino> = match done {
             Ok(()) => HashSet::new(),
-            Err(_) => files.iter().filter(|open| open.is_unsettled()).map(|open| open.ino).collect(),
+            Err(_) => files.iter().filter(|open| open.file().has_uncommitted()).map(|open| open.ino).collect(),
         };
         let queued = match &self.anchored {
             Some(anchored) if done.is_err() => anchored.anchor.queued_about(),
@@ -226,7 +227,7 @@ impl Vault {
         for (id, handle) in open {
             let (left, wrote) = match handle {
                 Handle::File { file, access } => {
-                    let wrote = access.write && unsettled.contains(&file.ino);
+                    let wrote = access.write && uncommitted.contains(&file.ino);
                     (LeftHandle::File { ino: file.ino, access }, wrote)
                 }
                 Handle::Dir(dir) => {

@@ -8,6 +8,7 @@ use lamassu_format::{PAGE_LEN, PageNo, Profile};
 use lamassu_store::file::Rekey;
 use lamassu_store::{BackendFile, File, FileContext, Hole};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 impl Vault {
     /// How reports and the log name a file.
@@ -24,7 +25,7 @@ impl Vault {
         let _opening = self.opening(ino).lock();
         if let Some(open) = self.files.get_and_hold(ino) {
             if write && !open.is_writable() {
-                match self.open_backing(ino, true).and_then(|opened| self.opened_file(ino, opened)) {
+                match self.open_backing(ino, true, false).and_then(|opened| self.opened_file(ino, opened)) {
                     Ok(file) => open.upgrade(file),
                     Err(e) => {
                         self.unhold(&open);
@@ -34,7 +35,11 @@ impl Vault {
             }
             return Ok(open);
         }
-        let opened = self.open_backing(ino, write)?;
+        // A reader does not wait for the gate. While that is closed, it mends nothing: no file is recovered, or taken
+        // over.
+        let pass = if write || self.options.read_only { None } else { self.gate.try_enter() };
+        let may_mend = pass.is_some() && !self.closed.load(Ordering::Acquire);
+        let opened = self.open_backing(ino, write, may_mend)?;
         let writable = opened.1;
         let file = self.opened_file(ino, opened)?;
         Ok(self.insert_held(ino, file, writable))
@@ -91,10 +96,10 @@ impl Vault {
         Ok(File::open_object(ctx.clone(), backing, len, tag, object)?)
     }
 
-    /// Opens a backing file. Returns whether it is open for writing, and the profile of its directory. A writer's vault
-    /// also opens files that are only read for writing, if the mode allows it: an interrupted commit is completed when
-    /// it is found.
-    fn open_backing(&self, ino: Ino, write: bool) -> Result<(Arc<dyn BackendFile>, bool, Profile)> {
+    /// Opens a backing file. Returns whether it is open for writing, and the profile of its directory. If it
+    /// `may_mend`, a writer's vault also opens files that are only read for writing, if the mode allows it: an
+    /// interrupted commit is completed when it is found.
+    fn open_backing(&self, ino: Ino, write: bool, may_mend: bool) -> Result<(Arc<dyn BackendFile>, bool, Profile)> {
         let _tree = self.tree.read();
         if ino == ROOT {
             return Err(VaultError::IsDirectory);
@@ -105,7 +110,7 @@ impl Vault {
         };
         match st.kind {
             Kind::File => {
-                let may_mend = !self.options.read_only && !self.is_frozen() && st.mode & libc::S_IWUSR != 0;
+                let may_mend = may_mend && st.mode & libc::S_IWUSR != 0;
                 let open = |write| dir.handle.open_same(&name, &st, write).map(|file| (file, write));
                 let mended = if may_mend && !write { open(true).ok() } else { None };
                 // Since `place` the name may have been removed, or given to another file.

@@ -38,6 +38,15 @@ enum Blocked {
     Barrier,
 }
 
+/// What the store shows after a move that it has reported as failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Outcome {
+    Made,
+    NotMade,
+    /// It cannot be told.
+    Unknown,
+}
+
 impl End {
     fn id(&self) -> Option<StoreId> {
         self.st.as_ref().map(StoreId::from)
@@ -264,18 +273,53 @@ impl Vault {
         self.record_move(places.0, places.1, is_exchange, inodes_of(from, to))
     }
 
-    /// Tells the anchor the outcome of the store's step. If that failed, everything is where it was.
+    /// Tells the anchor the outcome of the store's step. A step that was reported as failed may have been made: the
+    /// server of a network store has done it, and its answer was lost. So the store is looked at. If it does not show
+    /// the outcome, the intent stays, and the next writer resolves it.
+    ///
+    /// # Errors
+    /// That of the step, unless it was made.
     fn answer(&self, from: &End, to: &End, is_exchange: bool, asked: Moving, done: Result<()>) -> Result<()> {
-        match &done {
-            Ok(()) => self.has_moved(&asked),
-            Err(_) => {
-                let target = to.st.is_some().then_some(to.object);
+        let Err(error) = done else {
+            self.has_moved(asked);
+            return Ok(());
+        };
+        let seen = [from, to].map(|end| self.shown(&end.dir, &end.stored.name));
+        let entry = || self.path_in(from.dir.ino, &from.stored.name).display().to_string();
+        match outcome(from, to, is_exchange, &seen) {
+            Outcome::Made => {
+                tracing::warn!(entry = entry(), %error, "the store reported that a rename failed, and has made it");
+                self.has_moved(asked);
+                self.clear_exchanged(from, to, is_exchange, &seen);
+                Ok(())
+            }
+            Outcome::NotMade => {
+                // The first half of a rename over a directory may have been made.
+                let is_target = |seen: &Stat| to.st.is_some_and(|st| st.is_same(seen));
+                let [_, there] = &seen;
+                let is_there = matches!(there, Ok(Some(st)) if is_target(st));
+                let target = Some(to.object).filter(|_| is_there || is_exchange);
                 let asked = (asked, inodes_of(from, to));
                 let (from, to) = ((&*from.dir, &*from.stored.name), (&*to.dir, &*to.stored.name));
                 self.take_move_back(from, to, is_exchange, asked, target);
+                Err(error)
+            }
+            Outcome::Unknown => {
+                let text = "a rename failed, and the store does not show whether it was made: its names are put right when \
+                            the vault is opened again";
+                tracing::error!(entry = entry(), %error, "{text}");
+                Err(error)
             }
         }
-        done
+    }
+
+    /// A directory that was replaced may still lie where the other one was: the two were exchanged.
+    fn clear_exchanged(&self, from: &End, to: &End, is_exchange: bool, seen: &[Result<Option<Stat>>; 2]) {
+        let [Ok(Some(left)), _] = seen else { return };
+        let Some(target) = to.st.filter(|target| !is_exchange && to.is_dir() && target.is_same(left)) else { return };
+        if let Err(error) = self.unstage_dir(&*from.dir.handle, &from.stored.name, &target) {
+            tracing::error!(%error, "a directory that was replaced stays in the store, and is not shown");
+        }
     }
 
     fn move_entry(&self, from: &End, to: &End) -> Result<()> {
@@ -300,6 +344,21 @@ impl Vault {
                 Err(e) => Err(io("rename")(e)),
             },
         }
+    }
+}
+
+/// By what the store shows at both ends.
+fn outcome(from: &End, to: &End, is_exchange: bool, seen: &[Result<Option<Stat>>; 2]) -> Outcome {
+    let is = |end: &End, st: &Stat| end.st.is_some_and(|known| known.is_same(st));
+    match seen {
+        [Ok(left), Ok(Some(arrived))] if is(from, arrived) => match left {
+            Some(left) if is_exchange && !is(to, left) => Outcome::Unknown,
+            None if is_exchange => Outcome::Unknown,
+            Some(_) | None => Outcome::Made,
+        },
+        // Only another process can have put something else there.
+        [Ok(Some(left)), Ok(_)] if is(from, left) => Outcome::NotMade,
+        _ => Outcome::Unknown,
     }
 }
 

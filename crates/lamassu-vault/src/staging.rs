@@ -397,8 +397,8 @@ impl Vault {
     pub(crate) fn unstage_dir(&self, parent: &dyn BackendDir, stored: &OsStr, st: &Stat) -> Result<()> {
         let staging = self.staging()?;
         let name = random_name()?;
-        staging.take_out(parent, stored, st, &name).map_err(io("remove a directory"))?;
-        if let Err(error) = delete(&*staging.dir, &name) {
+        let is_known = staging.take_out(parent, stored, st, &name).map_err(io("remove a directory"))?;
+        if let Err(error) = is_known.and_then(|()| delete(&*staging.dir, &name)) {
             let text = "a removed directory stays in lamassu.staging until the next open";
             tracing::warn!(entry = %name.to_string_lossy(), %error, "{text}");
         }
@@ -464,16 +464,32 @@ impl Staging {
     /// Moves the directory that was found with this stat here, under the name `to`, to be deleted. Its owner becomes
     /// this process's user, so that its former owner can no longer enter it, and a writer after a crash recognises it.
     /// If another directory has its name by now, that is put back: `ESTALE`.
-    pub fn take_out(&self, parent: &dyn BackendDir, stored: &OsStr, st: &Stat, to: &OsStr) -> stdio::Result<()> {
-        match rename_no_replace(parent, stored, &*self.dir, to) {
+    ///
+    /// # Errors
+    /// Those of the store: it is still there. Inside: it is here, and cannot be looked at, so that it may be another
+    /// one, and must not be deleted.
+    pub fn take_out(
+        &self,
+        parent: &dyn BackendDir,
+        stored: &OsStr,
+        st: &Stat,
+        to: &OsStr,
+    ) -> stdio::Result<stdio::Result<()>> {
+        let moved = match rename_no_replace(parent, stored, &*self.dir, to) {
             // Ours, but not writable: moving a directory takes write permission on it.
             Err(e) if e.raw_os_error() == Some(libc::EACCES) => {
                 parent.hold_same(stored, st)?.ok_or_else(stale)?.set_mode(PRIVATE)?;
-                rename_no_replace(parent, stored, &*self.dir, to)?;
+                rename_no_replace(parent, stored, &*self.dir, to)
             }
-            other => other?,
-        }
-        let moved = self.dir.stat_entry(to)?;
+            other => other,
+        };
+        let here = self.dir.stat_entry(to);
+        // It may have been moved although the store reports a failure. Nothing else has this name.
+        moved.or_else(|error| if here.is_ok() { Ok(()) } else { Err(error) })?;
+        let moved = match here {
+            Ok(moved) => moved,
+            Err(error) => return Ok(Err(error)),
+        };
         if !moved.is_same(st) {
             rename_no_replace(&*self.dir, to, parent, stored)?;
             return Err(stale());
@@ -489,7 +505,7 @@ impl Staging {
                 tracing::warn!(entry = %to.to_string_lossy(), %error, "{text}");
             }
         }
-        Ok(())
+        Ok(Ok(()))
     }
 }
 

@@ -38,7 +38,8 @@ pub enum Removal {
 pub enum Renamed {
     /// There is no source, or no target to exchange it with.
     NoEntry,
-    /// At once: these entries were never durable.
+    /// At once: the entry was never durable. Then call [`Anchor::has_arrived`] or [`Anchor::has_stayed`]: until then no
+    /// commit takes it (N4).
     Now,
     /// Now: the intent is durable. Then call [`Anchor::carried_out`].
     Intended(u64),
@@ -242,9 +243,9 @@ impl Anchor {
         }
         let is_new = !self.has_durably_in(state, &from)?;
         if is_new && target.is_none() {
-            state.queued.forget_entry(&from);
             self.place(state, to, source)?;
-            state.make_entry(to, source);
+            state.queued.forget_entry(&from);
+            state.queued.await_entry(to, source);
             return Ok(Looked::Done(Renamed::Now));
         }
         let objects = [Some(source.object), Some(from.dir), Some(to.dir), target.map(|target| target.object)];
@@ -312,6 +313,34 @@ impl Anchor {
         let Content::Dir { parent, name, .. } = &mut row.content else { return Ok(None) };
         (*parent, *name) = (to.dir, to.name);
         Ok(Some((entry.object, Some(row))))
+    }
+
+    /// The store has moved an entry that was never durable ([`Renamed::Now`]): a barrier that begins from now on covers
+    /// it.
+    pub fn has_arrived(&self, to: EntryPlace) {
+        let state = &mut *self.state.lock();
+        state.made += 1;
+        state.queued.has_arrived(&to, state.made);
+    }
+
+    /// The store has not moved it: it is where it was.
+    pub fn has_stayed(&self, from: EntryPlace, to: EntryPlace) {
+        let state = &mut *self.state.lock();
+        let Some(entry) = state.queued.entry(&to).flatten() else { return };
+        state.queued.forget_entry(&to);
+        state.make_entry(from, entry);
+        // A directory that has no durable entry has no durable row either.
+        if let Some(Some(row)) = state.queued.objects.get_mut(&entry.object)
+            && let Content::Dir { parent, name, .. } = &mut row.content
+        {
+            (*parent, *name) = (from.dir, from.name);
+        }
+    }
+
+    /// Whether one of these objects, or a directory on the way to one, has a name to which the store has not moved it
+    /// yet ([`Renamed::Now`]).
+    pub fn awaits_any_of(&self, objects: &HashSet<ObjectId>) -> bool {
+        self.state.lock().queued.awaits_any_of(objects)
     }
 
     fn place(&self, state: &mut State, to: EntryPlace, entry: EntryRow) -> Result<()> {

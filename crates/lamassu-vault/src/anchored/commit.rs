@@ -1,6 +1,7 @@
 //! Commits of the anchor: changes that a barrier of the store has covered become durable there (N4, N5, A4).
 
 use super::Anchored;
+use crate::error::errno;
 use crate::handles::{Millis, OpenFile};
 use crate::{Freshness, Ino, Result, Vault};
 use lamassu_anchor::{EntryMark, ObjectId};
@@ -269,7 +270,12 @@ impl Vault {
         // Names are made faster than the store syncs: with the tree locked, this barrier covers all.
         let _still = self.tree.write();
         self.sync_store()?;
-        anchored.commit()
+        anchored.commit()?;
+        // No rename is under way, and none will be: the store has not shown what became of it.
+        match anchored.anchor.awaits_any_of(&objects(anchored)) {
+            true => Err(errno("commit a name that the store may not have", libc::EIO)),
+            false => Ok(()),
+        }
     }
 
     /// Tells the anchor which objects are no longer in use.

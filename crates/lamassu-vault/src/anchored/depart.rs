@@ -167,7 +167,11 @@ impl Vault {
             }
             Removal::Now => {
                 if let Err(error) = self.remove_from_store(&departing) {
-                    anchored.anchor.link(place, object)?;
+                    // Nothing of the entry is durable. If the store may not have it, it must not become so.
+                    let Departing { dir, stored, st, .. } = &departing;
+                    if self.shown(dir, &stored.name).is_ok_and(|shown| shown.is_some_and(|shown| shown.is_same(st))) {
+                        anchored.anchor.link(place, object)?;
+                    }
                     return Err(error);
                 }
                 self.remove_rest(&departing);
@@ -196,7 +200,10 @@ impl Vault {
             self.clear_unrecorded(departing)?;
             self.unstage_dir(&*dir.handle, &stored.name, st)?;
         } else {
-            dir.handle.unlink(&stored.name).map_err(io("unlink"))?;
+            let done = dir.handle.unlink(&stored.name);
+            // It may be done although the store reports a failure: another attempt would not find it.
+            let is_gone = || matches!(dir.handle.stat_entry(&stored.name), Err(e) if is_not_found(&e));
+            done.or_else(|error| if is_gone() { Ok(()) } else { Err(io("unlink")(error)) })?;
         }
         if let Some(companion) = &stored.companion {
             remove_companion(&*dir.handle, &companion.name);

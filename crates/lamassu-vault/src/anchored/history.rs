@@ -16,14 +16,21 @@ pub(super) struct Move {
     pub to: EntryPlace,
     pub to_name: OsString,
     pub over: Over,
-    inodes: Inodes,
+    pub inodes: Inodes,
+}
+
+/// A removal.
+pub(super) struct Removed {
+    pub at: EntryPlace,
+    pub was: EntryRow,
+    /// The number of moves before it.
+    pub until: usize,
 }
 
 /// All moves and removals, in order.
 pub(super) struct History {
     pub moves: Vec<Move>,
-    /// Removed entries: their place, the entry, and the number of moves before the removal.
-    removed: Vec<(EntryPlace, EntryRow, usize)>,
+    pub removed: Vec<Removed>,
     /// Every place in them.
     pub places: BTreeSet<EntryPlace>,
     by_object: HashMap<ObjectId, usize>,
@@ -38,7 +45,7 @@ impl History {
                 Intent::Remove { at, was } => {
                     history.places.insert(*at);
                     history.by_object.insert(was.object, history.removed.len());
-                    history.removed.push((*at, *was, history.moves.len()));
+                    history.removed.push(Removed { at: *at, was: *was, until: history.moves.len() });
                 }
                 Intent::Move { from, to, to_name, over, inodes } => {
                     history.places.extend([*from, *to]);
@@ -54,8 +61,10 @@ impl History {
 
     /// Where the object at a place after `until` moves was when the store had made `kept` moves. `None`: it was made
     /// there since.
-    /// made there since.
-    fn back(&self, place: EntryPlace, until: usize, kept: usize) -> Option<EntryPlace> {
+    pub fn back(&self, place: EntryPlace, until: usize, kept: usize) -> Option<EntryPlace> {
+        if !self.places.contains(&place) {
+            return Some(place);
+        }
         let mut at = place;
         for done in self.moves.get(kept..until).unwrap_or_default().iter().rev() {
             if done.to == at {
@@ -72,43 +81,29 @@ impl History {
         self.back(place, self.moves.len(), kept)
     }
 
-    /// The inode number in the store of the object recorded at a place, at its last move; `None`: it was not moved.
-    pub fn inode_of(&self, place: EntryPlace) -> Option<u64> {
-        let last = self.moves.iter().rfind(|done| done.to == place || done.from == place)?;
-        match (last.to == place, last.over) {
-            (true, _) => Some(last.inodes.source),
-            (false, Over::Exchanged) => Some(last.inodes.target),
-            (false, _) => None,
+    /// The inode numbers in the store of the objects recorded at the places of moves, at their last move. Those that
+    /// were not moved have none.
+    pub fn inodes(&self) -> HashMap<EntryPlace, u64> {
+        let mut inodes = HashMap::new();
+        for done in &self.moves {
+            inodes.insert(done.to, done.inodes.source);
+            match done.over {
+                Over::Exchanged => _ = inodes.insert(done.from, done.inodes.target),
+                Over::Nothing | Over::Replaced => _ = inodes.remove(&done.from),
+            }
         }
+        inodes
     }
 
     /// Where an object was then that was removed later.
     pub fn removed_at(&self, object: ObjectId, kept: usize) -> Option<EntryPlace> {
-        let (place, _, until) = self.removed.get(*self.by_object.get(&object)?)?;
-        self.back(*place, *until, kept)
-    }
-
-    /// Entries that must still exist after `kept` moves, because only a later move changes them: the place and, for a
-    /// move, the inode number.
-    pub fn still_there(&self, kept: usize) -> Vec<(EntryPlace, Option<u64>)> {
-        let moves = self.moves.iter().enumerate().skip(kept);
-        let moved = moves.filter_map(|(number, of)| Some((self.back(of.from, number, kept)?, Some(of.inodes.source))));
-        let removed = self.removed.iter().filter(|(_, _, until)| *until > kept);
-        let removed = removed.filter_map(|(place, _, until)| Some((self.back(*place, *until, kept)?, None)));
-        moved.chain(removed).collect()
-    }
-
-    /// Places of objects that are recorded nowhere: they were removed or replaced later.
-    pub fn leaving(&self, kept: usize) -> BTreeSet<EntryPlace> {
-        let removed = self.removed.iter().filter_map(|(place, _, until)| self.back(*place, *until, kept));
-        let later = self.moves.iter().enumerate().skip(kept).filter(|(_, of)| of.over == Over::Replaced);
-        let replaced = later.filter_map(|(number, of)| self.back(of.to, number, kept));
-        removed.chain(replaced).collect()
+        let Removed { at, until, .. } = self.removed.get(*self.by_object.get(&object)?)?;
+        self.back(*at, *until, kept)
     }
 
     /// Where removed objects are after all moves.
-    pub fn removed(&self) -> impl Iterator<Item = EntryPlace> + '_ {
-        self.removed.iter().filter_map(|(place, _, until)| self.forward(*place, *until))
+    pub fn removed_places(&self) -> impl Iterator<Item = EntryPlace> + '_ {
+        self.removed.iter().filter_map(|removed| self.forward(removed.at, removed.until))
     }
 
     /// Where the object at a place after `until` moves is after all moves. `None`: another one has replaced it.
@@ -154,16 +149,7 @@ mod tests {
         assert_eq!(of(3, 1), None, "made since");
         assert_eq!(history.removed_at(ObjectId(7), 1), Some(at(2)));
         assert_eq!(history.removed_at(ObjectId(7), 0), Some(at(1)));
-        assert!(history.leaving(0).contains(&at(1)));
-        let there = [3, 2, 1, 0].map(|kept| history.still_there(kept));
-        let expected = [
-            vec![],
-            vec![(at(2), Some(102))],
-            vec![(at(3), Some(103)), (at(3), Some(102))],
-            vec![(at(1), Some(101)), (at(3), Some(103)), (at(3), Some(102)), (at(1), None)],
-        ];
-        assert_eq!(there, expected);
-        let inodes = [1, 2, 3, 4].map(|name| history.inode_of(at(name)));
-        assert_eq!(inodes, [None, Some(104), None, Some(102)]);
+        let inodes = history.inodes();
+        assert_eq!(inodes, HashMap::from([(at(2), 104), (at(4), 102)]));
     }
 }

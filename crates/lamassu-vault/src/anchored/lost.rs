@@ -88,17 +88,7 @@ impl Vault {
         entry: &str,
     ) -> Result<()> {
         let lost = self.lost_dir()?;
-        let place = || place_in_lost(&*lost, dir, stored);
-        let name = match place() {
-            Err(e) if e.raw_os_error() == Some(libc::EACCES) => make_movable(dir, stored).and_then(|()| place()),
-            placed => placed,
-        };
-        let name = name.map_err(io("move to lamassu.lost"))?;
-        let moved = lost.stat_entry(&name).map_err(io("stat what was moved to lamassu.lost"))?;
-        if !moved.is_same(st) {
-            rename_no_replace(&*lost, &name, dir, stored).map_err(io("put back from lamassu.lost"))?;
-            return Err(VaultError::Stale);
-        }
+        let name = self.move_alone(&*lost, dir, stored, st)?;
         if let Stored::Long(hash) = classify(self.name_mode, stored.as_bytes()) {
             let companion = OsString::from(companion_name(&hash));
             if let Err(error) = place_in_lost(&*lost, dir, &companion)
@@ -109,6 +99,33 @@ impl Vault {
         }
         tracing::warn!(entry, lost = %name.to_string_lossy(), "an entry that is not recorded was moved to {LOST}");
         Ok(())
+    }
+
+    /// The same without the companion of a long name.
+    ///
+    /// # Errors
+    /// As [`Vault::move_handle_to_lost`].
+    pub(super) fn move_alone_to_lost(&self, dir: &dyn BackendDir, stored: &OsStr, st: &Stat) -> Result<()> {
+        let name = self.move_alone(&*self.lost_dir()?, dir, stored, st)?;
+        let entry = stored.to_string_lossy();
+        tracing::warn!(%entry, lost = %name.to_string_lossy(), "an entry that is not recorded was moved to {LOST}");
+        Ok(())
+    }
+
+    /// Returns its name there.
+    fn move_alone(&self, lost: &dyn BackendDir, dir: &dyn BackendDir, stored: &OsStr, st: &Stat) -> Result<OsString> {
+        let place = || place_in_lost(lost, dir, stored);
+        let name = match place() {
+            Err(e) if e.raw_os_error() == Some(libc::EACCES) => make_movable(dir, stored).and_then(|()| place()),
+            placed => placed,
+        };
+        let name = name.map_err(io("move to lamassu.lost"))?;
+        let moved = lost.stat_entry(&name).map_err(io("stat what was moved to lamassu.lost"))?;
+        if !moved.is_same(st) {
+            rename_no_replace(lost, &name, dir, stored).map_err(io("put back from lamassu.lost"))?;
+            return Err(VaultError::Stale);
+        }
+        Ok(name)
     }
 }
 

@@ -7,7 +7,7 @@
 //! | `entries` | what names lead to; modes and owners |
 //! | `make`, `moves`, `depart` | entries that are made, moved, and removed |
 //! | `lost` | unrecorded entries |
-//! | `recover`, `history`, `locate` | recovery of names after a crash |
+//! | `recover`, `history`, `kept`, `locate` | recovery of names after a crash |
 //! | `takeover` | files that another host left open |
 //! | `commit` | commits of the anchor, and what fsync waits for |
 //! | `sealed` | records, link targets, attributes: verified by their digests, replaced in order |
@@ -20,6 +20,7 @@ mod commit;
 mod depart;
 mod entries;
 mod history;
+mod kept;
 mod locate;
 mod lost;
 mod make;

@@ -4,16 +4,20 @@ use crate::dirs::Dir;
 use crate::inode::StoreId;
 use crate::{Kind, Result, Vault, VaultError};
 use lamassu_anchor::row::Inodes;
-use lamassu_anchor::{ObjectId, Renamed};
+use lamassu_anchor::{EntryPlace, ObjectId, Renamed};
 use lamassu_store::backend::Stat;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 
-/// A move that the store may make now.
+/// A move that the store may make now: how the anchor has it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Moving {
-    /// its intent, if the anchor has it durably
-    intent: Option<u64>,
+pub(crate) enum Moving {
+    /// There is no anchor.
+    Unanchored,
+    /// Not durably, since the entry never was.
+    Queued { from: EntryPlace, to: EntryPlace },
+    /// Durably, with this intent.
+    Intended(u64),
 }
 
 /// A stored name in a directory.
@@ -68,7 +72,7 @@ impl Vault {
         is_exchange: bool,
         inodes: Inodes,
     ) -> Result<Option<Moving>> {
-        let Some(anchored) = &self.anchored else { return Ok(Some(Moving { intent: None })) };
+        let Some(anchored) = &self.anchored else { return Ok(Some(Moving::Unanchored)) };
         let (source, target) = (anchored.place(from.0.object, from.1), anchored.place(to.0.object, to.1));
         let to_name = to.1.as_bytes();
         let renamed = anchored.anchor.rename(source, (target, to_name), is_exchange, inodes, anchored.covered())?;
@@ -76,20 +80,23 @@ impl Vault {
         match renamed {
             Renamed::NoEntry => Err(VaultError::NotFound),
             Renamed::NeedsBarrier => Ok(None),
-            Renamed::Now => Ok(Some(Moving { intent: None })),
-            Renamed::Intended(number) => Ok(Some(Moving { intent: Some(number) })),
+            Renamed::Now => Ok(Some(Moving::Queued { from: source, to: target })),
+            Renamed::Intended(number) => Ok(Some(Moving::Intended(number))),
         }
     }
 
     /// The store has made the move.
-    pub(crate) fn has_moved(&self, moving: &Moving) {
-        if let Some(anchored) = &self.anchored {
-            anchored.anchor.carried_out(moving.intent);
+    pub(crate) fn has_moved(&self, moving: Moving) {
+        let Some(anchored) = &self.anchored else { return };
+        match moving {
+            Moving::Unanchored => {}
+            Moving::Queued { to, .. } => anchored.anchor.has_arrived(to),
+            Moving::Intended(number) => anchored.anchor.carried_out([number]),
         }
     }
 
     /// The store has not made the move: the anchor undoes it. If that fails, recovery moves the object to where the
-    /// anchor has it.
+    /// anchor has it. `target`: the object that is still under the name `to`.
     pub(crate) fn take_move_back(
         &self,
         from: NameIn<'_>,
@@ -99,6 +106,11 @@ impl Vault {
         target: Option<ObjectId>,
     ) {
         let Some(anchored) = &self.anchored else { return };
+        let number = match moving {
+            Moving::Unanchored => return,
+            Moving::Queued { from, to } => return anchored.anchor.has_stayed(from, to),
+            Moving::Intended(number) => number,
+        };
         let inodes = Inodes { target: if is_exchange { inodes.target } else { 0 }, ..inodes };
         let back = || -> Result<Moving> {
             if let Some(back) = self.record_move(to, from, is_exchange, inodes)? {
@@ -111,7 +123,8 @@ impl Vault {
             if let Some(target) = target.filter(|_| !is_exchange) {
                 anchored.anchor.link(anchored.place(to.0.object, to.1), target)?;
             }
-            anchored.anchor.carried_out(moving.intent.into_iter().chain(back.intent));
+            anchored.anchor.carried_out([number]);
+            self.has_moved(back);
             Ok(())
         });
         if let Err(error) = taken_back {

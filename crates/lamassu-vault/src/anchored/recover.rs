@@ -11,7 +11,7 @@
 use super::Anchored;
 use super::history::{History, Move};
 use super::locate::{Item, Located};
-use crate::error::{io, is_not_found};
+use crate::error::{io, is_not_found, is_unsupported};
 use crate::record::remove_companion;
 use crate::stored::{is_entry_empty, rename_no_replace};
 use crate::symlink;
@@ -61,10 +61,13 @@ impl Vault {
         for place in &history.places {
             work.places.extend(Spot::of(&mut located, place).map(|spot| (*place, spot)));
         }
+        // What could not be looked at would count as absent, and another number of moves as the right one.
+        located.failure()?;
         for undone in history.moves.iter().skip(kept) {
             work.redo(undone)?;
         }
-        let removed: BTreeSet<EntryPlace> = history.removed().filter(|place| !recorded.contains_key(place)).collect();
+        let removed: BTreeSet<EntryPlace> =
+            history.removed_places().filter(|place| !recorded.contains_key(place)).collect();
         work.clear(&removed)?;
         let unrecorded: Vec<_> = history.places.iter().filter(|place| !recorded.contains_key(place)).collect();
         work.clear_rest(&unrecorded)
@@ -92,63 +95,6 @@ impl Vault {
         }
         Ok(left)
     }
-
-    /// How many of the moves the store has kept: the number for which most recorded objects are where they should be,
-    /// and fewest are elsewhere. Rows do not identify a file whose content was never synced. Where they leave a choice,
-    /// inode numbers decide: a moved object has kept its own, and an object made in its old place has another. Nothing
-    /// is recorded of objects that were moved and then removed: for those it counts whether everything still exists
-    /// that would have to.
-    fn how_many_were_kept<'a>(
-        &'a self,
-        anchored: &'a Anchored,
-        history: &'a History,
-        recorded: &BTreeMap<EntryPlace, EntryRow>,
-    ) -> (usize, Located<'a>) {
-        let mut best: Option<(Faults, usize, Located<'a>)> = None;
-        // The highest numbers first: usually a store has kept all.
-        for kept in (0..=history.moves.len()).rev() {
-            let mut located = Located::new(self, anchored, history, kept);
-            let mut taken = history.leaving(kept);
-            let mut faults = Faults::default();
-            for (place, entry) in recorded {
-                let at = history.recorded_at(*place, kept);
-                let item = at.and_then(|at| located.item(at));
-                let is_strange = |inode| item.as_ref().is_none_or(|item| item.st.ino != inode);
-                faults.strange += usize::from(history.inode_of(*place).is_some_and(is_strange));
-                faults.misplaced += usize::from(!item.is_some_and(|item| located.fits(entry, &item)));
-                taken.extend(at);
-            }
-            let must_be = history.still_there(kept).into_iter();
-            let is_absent = |(place, inode): &(EntryPlace, Option<u64>)| {
-                located.item(*place).is_none_or(|item| inode.is_some_and(|inode| item.st.ino != inode))
-            };
-            faults.absent = must_be.filter(is_absent).count();
-            let left = history.places.iter().filter(|place| !taken.contains(place) && located.item(**place).is_some());
-            faults.left = left.count();
-            let is_perfect = faults == Faults::default();
-            if best.as_ref().is_none_or(|(least, ..)| faults < *least) {
-                best = Some((faults, kept, located));
-            }
-            if is_perfect {
-                break;
-            }
-        }
-        let none = || (0, Located::new(self, anchored, history, 0));
-        best.map_or_else(none, |(_, kept, located)| (kept, located))
-    }
-}
-
-/// What speaks against a number of moves, the most important first.
-#[derive(Default, PartialEq, Eq, PartialOrd, Ord)]
-struct Faults {
-    /// Recorded objects that are elsewhere.
-    misplaced: usize,
-    /// Recorded objects with another inode number.
-    strange: usize,
-    /// Missing objects that a later move or removal needs.
-    absent: usize,
-    /// Unexpected objects.
-    left: usize,
 }
 
 /// Interrupted moves: recorded by the anchor, and not made by the store.
@@ -186,7 +132,7 @@ impl Spot {
         let Some(name) = &self.name else { return Ok(None) };
         match self.dir.stat_entry(name) {
             Err(e) if is_not_found(&e) => Ok(None),
-            st => Ok(Some(Item { dir: self.dir.clone(), name: name.clone(), st: st.map_err(io("stat"))? })),
+            st => Ok(Some(Item::now(self.dir.clone(), name.clone(), st.map_err(io("stat"))?))),
         }
     }
 }
@@ -214,17 +160,35 @@ impl Work<'_> {
         if let Some(rest) = symlink::rest_of(&self.vault.ctx.ring, &*item.dir, &item.name, &item.st) {
             symlink::copy_rest(&rest, &*item.dir, &*target)?;
         }
-        let moved = |mode| item.dir.rename(&item.name, &*target, &name, mode).map_err(io("put a name right"));
-        match there {
-            None => rename_no_replace(&*item.dir, &item.name, &*target, &name).map_err(io("put a name right")),
-            Some(_) if undone.over == Over::Exchanged => moved(RenameMode::Exchange),
-            Some(there) if !there.is_dir() && !item.is_dir() => moved(RenameMode::Replace),
-            Some(there) => {
-                // As for a rename over an empty directory.
-                moved(RenameMode::Exchange)?;
-                self.discard(&Item { st: there.st, ..item })
-            }
+        let moved = |mode| item.dir.rename(&item.name, &*target, &name, mode);
+        let done = io("put a name right");
+        let there = match there {
+            None => return rename_no_replace(&*item.dir, &item.name, &*target, &name).map_err(done),
+            Some(_) if undone.over == Over::Exchanged => return moved(RenameMode::Exchange).map_err(done),
+            Some(there) => there,
+        };
+        // Only what the move has replaced is lost by it. Something else may be all that is left of a file.
+        let is_replaced = undone.over == Over::Replaced && there.st.ino == undone.inodes.target;
+        if is_replaced && !there.is_dir() && !item.is_dir() {
+            return moved(RenameMode::Replace).map_err(done);
         }
+        // As for a rename over an empty directory.
+        match moved(RenameMode::Exchange) {
+            Ok(()) => self.discard_alone(&Item::now(item.dir, item.name, there.st)),
+            Err(error) if is_unsupported(&error) => {
+                self.discard_alone(&there)?;
+                rename_no_replace(&*item.dir, &item.name, &*target, &name).map_err(done)
+            }
+            Err(error) => Err(done(error)),
+        }
+    }
+
+    /// As [`Work::discard`], without the companion: something else has the name next, or may have it.
+    fn discard_alone(&self, item: &Item) -> Result<()> {
+        if item.is_dir() && is_entry_empty(&*item.dir, &item.name).unwrap_or(false) {
+            return self.vault.unstage_dir(&*item.dir, &item.name, &item.st);
+        }
+        self.vault.move_alone_to_lost(&*item.dir, &item.name, &item.st)
     }
 
     /// Removes what is recorded nowhere: an empty directory is deleted, everything else goes to `lamassu.lost`.
@@ -387,13 +351,10 @@ impl Vault {
         Ok(met)
     }
 
-    /// Lets the node of a file have all its names. Each directory is listed once.
+    /// Lets the node of a file have all names that are there. Each directory is listed once.
     pub(super) fn meet_all_names(&self, anchored: &Anchored, object: ObjectId) -> Result<()> {
-        for (dir, names) in by_directory(anchored.anchor.names_of(object)?) {
-            let met = self.met_at(anchored, dir, &|name| names.contains(&name))?;
-            let met = met.into_iter().map(|(_, met)| met).collect();
-            self.all_or_none(met)?.into_iter().for_each(|ino| self.forget(ino, 1));
-        }
+        let met = self.nodes_at(anchored, anchored.anchor.names_of(object)?)?;
+        met.into_iter().for_each(|ino| self.forget(ino, 1));
         Ok(())
     }
 

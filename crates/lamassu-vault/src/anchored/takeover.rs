@@ -72,25 +72,26 @@ impl Vault {
     }
 
     /// A new inode with the pages of a file that another host left open, and with all its names; the old one if it
-    /// cannot be copied.
+    /// cannot be copied and has all names itself. The caller may be inside the gate.
     ///
     /// # Errors
-    /// Those of the store after the copy has got a first name; those of the content if the names lead to several
-    /// inodes, and this one is not current; [`VaultError::Anchor`].
+    /// Those of the store if the names lead to several inodes, or may do so by now: the file is still open by its row,
+    /// and the next attempt begins anew. Those of the content if the names lead to several inodes, and this one is not
+    /// current; [`VaultError::ReadOnly`] after the vault was closed; [`VaultError::Anchor`].
     pub(crate) fn taken_over(&self, ino: Ino, old: Arc<dyn BackendFile>) -> Result<Arc<dyn BackendFile>> {
         let Some(anchored) = &self.anchored else { return Ok(old) };
-        // While a freeze waits, nothing is changed: the file is recovered where it is.
-        let Some(_pass) = self.gate.try_enter().filter(|_| !self.closed.load(Ordering::Acquire)) else {
-            return Ok(old);
-        };
-        let split = self.is_split(anchored, ino, &old);
-        if matches!(split, Ok(true)) {
+        let _pass = self.gate.enter_again();
+        if self.closed.load(Ordering::Acquire) {
+            return Err(VaultError::ReadOnly);
+        }
+        // If this cannot be told, neither can the old inode be used.
+        let is_split = self.is_split(anchored, ino, &old)?;
+        if is_split {
             self.must_match_its_row(ino, &old)?;
         }
-        let mut placed = 0;
-        let copied = split.and_then(|_| self.copy_left_open(anchored, ino, &old));
-        let done = copied.and_then(|copy| {
-            let done = self.put_in_place(anchored, ino, &copy, &mut placed);
+        let mut tried = 0;
+        let done = self.copy_left_open(anchored, ino, &old).and_then(|copy| {
+            let done = self.put_in_place(anchored, ino, &copy, &mut tried);
             drop(copy.dir);
             self.drop_staged_dir(&copy.dir_name);
             done.map(|()| copy.file)
@@ -100,8 +101,8 @@ impl Vault {
                 tracing::info!(file = self.tag(ino), "taken over from a host whose session ended");
                 Ok(new)
             }
-            // Nothing has changed.
-            Err(error) if placed == 0 => {
+            // Nothing has changed, and the old inode has all names.
+            Err(error) if tried == 0 && !is_split => {
                 tracing::warn!(
                     file = self.tag(ino),
                     %error,
@@ -110,7 +111,6 @@ impl Vault {
                 );
                 Ok(old)
             }
-            // It is still open by its row, so the next attempt begins anew.
             Err(error) => Err(error),
         }
     }
@@ -139,8 +139,9 @@ impl Vault {
         }
     }
 
-    /// Gives a copy all names of its original, durably. `placed`: how many it has.
-    fn put_in_place(&self, anchored: &Anchored, ino: Ino, copy: &Copy, placed: &mut usize) -> Result<()> {
+    /// Gives a copy all names of its original, durably. `tried`: how many it may have. A step that failed may have been
+    /// made, or have failed after the name was given.
+    fn put_in_place(&self, anchored: &Anchored, ino: Ino, copy: &Copy, tried: &mut usize) -> Result<()> {
         {
             let _tree = self.tree.write();
             let id = self.nodes.lock().id(ino).ok_or(VaultError::Stale)?;
@@ -150,8 +151,8 @@ impl Vault {
                 return Err(VaultError::Stale);
             }
             for ((dir, to, _), from) in places.iter().zip(&copy.names) {
+                *tried += 1;
                 replace(&*copy.dir, from, &*dir.handle, to)?;
-                *placed += 1;
             }
             let st = copy.file.stat().map_err(io("stat"))?;
             self.nodes.lock().exchanged(id, StoreId::from(&st));

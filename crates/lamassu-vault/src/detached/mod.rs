@@ -13,13 +13,14 @@ mod backing;
 
 use crate::error::io;
 use crate::record::{DIRECTORY, read_text};
+use crate::walk::read_header_bytes;
 use crate::{Result, Vault, VaultError};
 use backing::{Fetched, Loose, Spool};
 use lamassu_crypto::name::{NameKey, derived_directory};
 use lamassu_crypto::outer::RecordKind;
 use lamassu_crypto::secret::Secret;
 use lamassu_format::Geometry;
-use lamassu_format::header::NameMode;
+use lamassu_format::header::{HEADER_MAX, NameMode};
 use lamassu_format::name::{self, HEADER};
 use lamassu_format::record::DirRecord;
 use lamassu_store::{File, FileContext};
@@ -127,11 +128,10 @@ impl Detached {
             VaultError::Damaged { what: "directory record", stored: DIRECTORY.name.into() }
         })?;
         let top = Directory::new(secret, id).child(TOP);
-        let file = root.open_file(OsStr::new(HEADER), false).map_err(io("open the header"))?;
-        let len = file.stat().map_err(io("look at the header"))?.len;
-        let mut header = vec![0; usize::try_from(len).unwrap_or(0)];
-        let read = file.read_at(0, &mut header).map_err(io("read the header"))?;
-        header.truncate(read);
+        let header = read_header_bytes(&*root).map_err(io("read the header"))?;
+        if header.len() > HEADER_MAX {
+            return Err(VaultError::Damaged { what: "header", stored: HEADER.into() });
+        }
         // An anchor remembers the vault's header and its sessions; of files that lie elsewhere it knows nothing.
         let unanchored = |ctx: &FileContext| Arc::new(FileContext { anchored: None, ..ctx.clone() });
         let (ctx, ctx_read) = (unanchored(&vault.ctx), unanchored(&vault.ctx_read));
@@ -174,11 +174,12 @@ impl Detached {
     /// # Errors
     /// [`VaultError::ReadOnly`]; those of the store that keeps the record of sessions.
     pub fn seal(&self, part_len: u64, tag: &str) -> Result<Sealing> {
-        drop(self.vault.change()?); // waits while the vault is frozen: a session may begin with the first page
+        drop(self.vault.change()?); // not in a vault that is read-only or closed
         let spool = Arc::new(Loose(Spool::new(part_len.max(PART_LEN_MIN))));
         let file = File::create(self.ctx.clone(), spool.clone(), tag)?;
         let span = self.geometry().page_span();
-        Ok(Sealing { file, spool, geometry: *self.geometry(), window: (WINDOW_LEN / span).max(1) * span, written: 0 })
+        let (vault, window) = (self.vault.clone(), (WINDOW_LEN / span).max(1) * span);
+        Ok(Sealing { vault, file, spool, geometry: *self.geometry(), window, written: 0 })
     }
 
     /// Opens a sealed file, and checks that it is the one meant, and as long.
@@ -225,8 +226,9 @@ impl Detached {
     }
 }
 
-/// A file that is being sealed.
+/// A file that is being sealed. Any page may begin a session, so each step passes the vault's gate.
 pub struct Sealing {
+    vault: Arc<Vault>,
     file: File,
     spool: Arc<Loose<Spool>>,
     geometry: Geometry,
@@ -248,15 +250,17 @@ impl Sealing {
         self.written
     }
 
-    /// Adds to the end. Returns the parts that have become complete, which are never the first one.
+    /// Adds to the end. Returns the parts that have become complete, which are never the first one. Waits while the
+    /// vault is frozen.
     ///
     /// # Errors
-    /// [`VaultError::Store`].
+    /// [`VaultError::Store`]; [`VaultError::ReadOnly`] after the vault was closed.
     pub fn write(&mut self, mut data: &[u8]) -> Result<Vec<Part>> {
         let mut done = Vec::new();
         while !data.is_empty() {
             let room = self.window - self.written % self.window;
             let (now, later) = data.split_at(data.len().min(usize::try_from(room).unwrap_or(usize::MAX)));
+            let _pass = self.vault.change()?;
             self.file.write_at(self.written, now)?;
             self.written += now.len() as u64;
             data = later;
@@ -284,8 +288,9 @@ impl Sealing {
     /// Ends the file: the parts that are left, the first one among them, and what identifies the file.
     ///
     /// # Errors
-    /// [`VaultError::Store`].
+    /// As [`Sealing::write`].
     pub fn finish(self) -> Result<(Vec<Part>, Identity)> {
+        let _pass = self.vault.change()?;
         self.file.settle_now()?;
         let parts = self.spool.0.take_all();
         let head = match &*parts {

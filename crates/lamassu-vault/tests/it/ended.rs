@@ -6,6 +6,9 @@ use common::anchored::*;
 use common::*;
 use lamassu_anchor::table::{Change, MemoryTable, Space, Standing, Table, Visit};
 use lamassu_anchor::{AnchorError, ServerFault};
+use lamassu_format::Domain;
+use lamassu_store::backend::fault::Call;
+use lamassu_store::backend::{FaultBackend, MemoryBackend};
 use lamassu_vault::*;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -146,6 +149,28 @@ fn contents_that_were_synced_are_not_reported_as_lost() {
     let (ok, lost) = ((false, false), (true, false));
     assert_eq!([handles[0], again, handles[2], handles[3], handles[4]].map(told), [ok, ok, lost, lost, ok]);
     assert_eq!(told(reader), lost, "its name was not durable");
+}
+
+/// A page that is written and not covered by a barrier need not be unsettled: it is lost all the same.
+#[test]
+fn a_write_that_no_barrier_covers_is_reported_as_lost() {
+    let recipe = Recipe { domain: Domain::File, ..Recipe::default() };
+    let fault = Arc::new(FaultBackend::new(Arc::new(MemoryBackend::new())));
+    let (lab, vault) = Lab::over(recipe, fault.clone(), Arc::new(Lent::default()));
+    let (_, handle) = vault.new_file("small");
+    vault.write(handle, 0, b"old").unwrap();
+    vault.sync_all().unwrap();
+    vault.write(handle, 0, b"new").unwrap();
+    vault.flush(handle).unwrap();
+    fault.faults().fail_always(Call::SyncStore, libc::EIO);
+    let (left, done) = vault.leave();
+    done.unwrap_err();
+    fault.faults().clear_rules();
+    let vault = lab.open();
+    vault.take_up(left, None).map_err(|(_, error)| error).unwrap();
+    assert!(vault.fsync(handle, false).is_err());
+    vault.fsync(handle, false).unwrap();
+    vault.release(handle).unwrap();
 }
 
 /// Numbers of objects that no commit has recorded are given again by the next session, on any host. Files that have

@@ -140,7 +140,8 @@ pub struct Context<'a> {
 pub enum Fault {
     /// It fails with this errno.
     Errno(i32),
-    /// A write is done completely, and then fails with this errno. Other calls ignore this, and succeed.
+    /// A write, rename or removal is done completely, and then fails with this errno. Other calls ignore this, and
+    /// succeed.
     After(i32),
     /// A read returns at most so many bytes; a write writes so many, then fails with `EIO`. Other calls ignore this,
     /// and succeed.

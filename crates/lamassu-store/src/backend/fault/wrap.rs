@@ -149,6 +149,15 @@ impl FaultDir {
         self.faults.pass(call, Some(name), 0, 0)
     }
 
+    /// For calls that may fail after they were made.
+    fn around(&self, call: Call, name: &OsStr, made: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+        match self.faults.enter(call, Some(name), 0, 0) {
+            Some(Fault::Errno(code)) => Err(errno(code)),
+            Some(Fault::After(code)) => made().and(Err(errno(code))),
+            Some(Fault::Short(_)) | None => made(),
+        }
+    }
+
     fn file(&self, inner: Arc<dyn BackendFile>) -> Arc<dyn BackendFile> {
         Arc::new(FaultFile { inner, faults: self.faults.clone(), name: None, stat: Call::FileStat })
     }
@@ -213,18 +222,15 @@ impl BackendDir for FaultDir {
     }
 
     fn rename(&self, name: &OsStr, to: &dyn BackendDir, to_name: &OsStr, mode: RenameMode) -> io::Result<()> {
-        self.pass_by(Call::Rename, name)?;
-        self.inner.rename(name, unwrap(to), to_name, mode)
+        self.around(Call::Rename, name, || self.inner.rename(name, unwrap(to), to_name, mode))
     }
 
     fn unlink(&self, name: &OsStr) -> io::Result<()> {
-        self.pass_by(Call::Unlink, name)?;
-        self.inner.unlink(name)
+        self.around(Call::Unlink, name, || self.inner.unlink(name))
     }
 
     fn remove_dir(&self, name: &OsStr) -> io::Result<()> {
-        self.pass_by(Call::RemoveDir, name)?;
-        self.inner.remove_dir(name)
+        self.around(Call::RemoveDir, name, || self.inner.remove_dir(name))
     }
 
     fn stat_entry(&self, name: &OsStr) -> io::Result<Stat> {

@@ -2,7 +2,11 @@
 //! every step.
 
 use super::*;
+use lamassu_format::name::COMPANION_PREFIX;
 use lamassu_store::BackendFile;
+use lamassu_store::backend::FaultBackend;
+use lamassu_store::backend::fault::{Call, Context, Fault, Faults};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 const BLOCK: usize = 4096;
 const NAMES: [&str; 2] = ["f", "d/g"];
@@ -42,18 +46,24 @@ fn inode_of(root: &dyn BackendDir, links: u64) -> Arc<dyn BackendFile> {
 
 /// What a host leaves that is killed: a file with two names and `more`, with synced writes, and some that are not.
 fn left_open_with(more: usize) -> (Recipe, MemoryBackend, MemoryTable) {
+    left_open(|v| {
+        v.dir("d");
+        v.link(v.ino("f"), v.ino("d"), n("g")).unwrap();
+        v.set_xattr(v.ino("f"), n("user.said"), b"of the file", SetXattr::Any).unwrap();
+        for number in 0..more {
+            v.link(v.ino("f"), v.ino("d"), n(&format!("more{number}"))).unwrap();
+        }
+    })
+}
+
+fn left_open(prepare: impl Fn(&Vault)) -> (Recipe, MemoryBackend, MemoryTable) {
     let recipe = Recipe::default();
     let crash = Arc::new(CrashBackend::with_granularity(recipe.block_size.into()));
     let watched = Watched::served(MemoryTable::default(), &crash);
     let (_, v) = Lab::over(recipe, crash.clone(), watched.clone());
     let handle = v.new_file("f").1;
     v.write(handle, 0, &[1; 3 * BLOCK]).unwrap();
-    v.dir("d");
-    v.link(v.ino("f"), v.ino("d"), n("g")).unwrap();
-    v.set_xattr(v.ino("f"), n("user.said"), b"of the file", SetXattr::Any).unwrap();
-    for number in 0..more {
-        v.link(v.ino("f"), v.ino("d"), n(&format!("more{number}"))).unwrap();
-    }
+    prepare(&v);
     v.sync_all().unwrap();
     v.fsync(write_block(&v, 0, 2), false).unwrap();
     v.flush(write_block(&v, 1, 3)).unwrap();
@@ -192,4 +202,117 @@ fn a_name_that_the_store_has_exchanged_spoils_no_other() {
         assert_eq!(v.read(handle, 0, &mut bytes).unwrap(), bytes.len(), "{first}");
         assert_eq!([bytes[0], bytes[BLOCK], bytes[2 * BLOCK]], [2, 3, 1]);
     }
+}
+
+/// The next host, over a store that can be made to fail.
+struct Faulty {
+    recipe: Recipe,
+    store: Arc<MemoryBackend>,
+    fault: Arc<FaultBackend>,
+    table: Arc<dyn Table>,
+}
+
+impl Faulty {
+    fn over(recipe: Recipe, left: &MemoryBackend, table: &MemoryTable) -> Faulty {
+        let store = Arc::new(left.snapshot());
+        let crash = Arc::new(CrashBackend::over(left, recipe.block_size.into()));
+        let fault = Arc::new(FaultBackend::new(store.clone()));
+        Faulty { recipe, store, fault, table: Watched::served(table.clone(), &crash) }
+    }
+
+    fn open(&self) -> Vault {
+        let backend: Arc<dyn Backend> = self.fault.clone();
+        open_anchored(&self.recipe, &backend, &self.table, false).unwrap()
+    }
+
+    fn faults(&self) -> &Faults {
+        self.fault.faults()
+    }
+
+    /// The host is killed: its store, for the next one.
+    fn killed(self, v: Vault) -> Faulty {
+        std::mem::forget(v);
+        let store = Arc::new(self.store.snapshot());
+        Faulty { fault: Arc::new(FaultBackend::new(store.clone())), store, ..self }
+    }
+}
+
+/// The copy's name that is moved to the name of so high a number.
+fn is_of_copy(call: &Context<'_>, number: usize) -> bool {
+    call.name.is_some_and(|name| *name == *format!("{COMPANION_PREFIX}{number}"))
+}
+
+/// Each change of the takeover fails once. Some fail after the copy has got the name of the file: what is written
+/// afterwards must not go to the old inode, which has none.
+#[test]
+fn a_takeover_that_fails_half_way_loses_no_later_write() {
+    for call in [Call::SetTimes, Call::Rename, Call::SyncStore, Call::DirStat] {
+        for nth in 1..=6 {
+            let (recipe, left, table) = left_open(|_| {});
+            let lab = Faulty::over(recipe, &left, &table);
+            let v = lab.open();
+            lab.faults().fail_nth(call, nth, libc::EIO);
+            let _ = v.maintain();
+            lab.faults().clear_rules();
+            let handle = write_block(&v, 2, 7);
+            v.fsync(handle, false).unwrap();
+            v.release(handle).unwrap();
+            v.close().unwrap();
+            drop(v);
+            let v = lab.open();
+            assert_eq!(v.get("f")[2 * BLOCK..], [7; BLOCK], "{call:?} {nth}");
+            v.clean();
+        }
+    }
+}
+
+/// A takeover that was cut off between two names is not given up because the store is full for the next host.
+#[test]
+fn a_takeover_that_was_cut_off_is_not_given_up() {
+    let (recipe, left, table) = left_open_with(0);
+    let lab = Faulty::over(recipe, &left, &table);
+    let v = lab.open();
+    lab.faults().rule(|call| (call.call == Call::Rename && is_of_copy(call, 2)).then_some(Fault::Errno(libc::EIO)));
+    v.maintain().unwrap();
+    let lab = lab.killed(v);
+    let v = lab.open();
+    let is_full = |call: &Context<'_>| call.call == Call::CreateFile && is_of_copy(call, 1);
+    lab.faults().rule(move |call| is_full(call).then_some(Fault::Errno(libc::ENOSPC)));
+    v.maintain().unwrap();
+    v.sync_all().unwrap();
+    let lab = lab.killed(v);
+    let v = lab.open();
+    assert_eq!(blocks(&v).unwrap(), [2, 3, 1]);
+    v.sync_all().unwrap();
+    v.clean();
+    v.close().unwrap();
+}
+
+/// A freeze begins while the file is being opened for a change. It waits for that, and the file is taken over.
+#[test]
+fn a_takeover_is_made_although_a_freeze_waits() {
+    let (recipe, left, table) = left_open_with(0);
+    let lab = Faulty::over(recipe, &left, &table);
+    let v = Arc::new(lab.open());
+    let before = stored_number(&v, &*lab.store, "f");
+    let ino = v.ino("f");
+    let (frozen, freezes) = (v.clone(), AtomicBool::new(false));
+    lab.faults().rule(move |call| {
+        if call.call == Call::OpenFile && !freezes.swap(true, Ordering::Relaxed) {
+            let v = frozen.clone();
+            std::thread::spawn(move || v.freeze());
+            while !frozen.is_frozen() {
+                std::thread::yield_now();
+            }
+        }
+        None
+    });
+    let handle = v.open_file(ino, RW).unwrap();
+    lab.faults().clear_rules();
+    v.freeze().unwrap(); // waits for the other
+    assert_ne!(stored_number(&v, &*lab.store, "f"), before);
+    v.thaw().unwrap();
+    v.write(handle, 0, &[9; BLOCK]).unwrap();
+    v.fsync(handle, false).unwrap();
+    assert_eq!(blocks(&v).unwrap(), [9, 3, 1]);
 }
