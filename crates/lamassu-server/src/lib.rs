@@ -8,7 +8,7 @@
 //! | `alerts` | alerts from hosts |
 //! | `writing`, `audit` | a transaction that records its changes; the audit log, a chain of digests |
 //! | `reserve` | disk space that only the state may use |
-//! | `state/` | the durable state: hosts, tokens, leases, alerts, keys, the audit log; one redb file, or etcd |
+//! | `state/` | the durable state: hosts, tokens, leases, alerts, keys, the policy, the audit log; one redb file, or etcd |
 //! | `authority` | certificates: the authority that hosts trust, and the server's own |
 //! | `anchor_store` | the tables of anchors in files |
 //! | `etcd/` | state and anchors in etcd; which replica leads (feature `etcd`) |

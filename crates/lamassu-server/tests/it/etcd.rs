@@ -1,6 +1,7 @@
 //! Servers over etcd: three members, and replicas of which one leads.
 
 use crate::common::*;
+use crate::policy::{Liar, NO_PLAIN, may_be_plain, reload};
 use lamassu_anchor::AnchorError;
 use lamassu_anchor::table::{Change, Space, Table};
 use lamassu_format::header::VaultId;
@@ -475,4 +476,44 @@ fn a_leader_that_was_stopped_is_believed_no_more() {
     wait_for("it goes on", || lab.host("a").write("g", "two").is_ok());
     lab.host("a").umount().ok();
     assert!(Path::new(&lab.path("server/state.redb.moved")).exists());
+}
+
+/// The directory of a replica that stands by says nothing of what was in force meanwhile. The session that it takes
+/// over began under a policy that forbids what a host commits now.
+#[test]
+fn a_replica_that_takes_over_knows_the_policy_that_was_in_force() {
+    if !is_there() {
+        return;
+    }
+    let etcd = Etcd::start(1);
+    let mut lab = Lab::with_term(30);
+    let id = {
+        let (a, evil) = (lab.joined("a"), lab.joined("evil"));
+        let id = lab.vault(a);
+        lab.grant(evil, &id);
+        a.mount().ok();
+        a.write("good", "good").unwrap();
+        a.umount().ok();
+        lab.wait_until_free();
+        id
+    };
+    into_etcd(&mut lab, &etcd);
+    let mut replica = run_replica(&lab, "replica");
+    wait_for("the replica stands by", || replica_log(&lab).contains("standing by"));
+    for name in ["first", "second"] {
+        let text = NO_PLAIN.replace("no plain", name).replace("name = ", "name = \"no plain\" # ");
+        reload(&lab, &text, true);
+        fs::write(lab.path("replica/policy.toml"), text).unwrap();
+    }
+    // As a replica has it that served once, and one that has lost it.
+    fs::write(lab.path("replica/policy.applied"), "").unwrap();
+    let liar = Liar::new(&lab, &id);
+    let turn = liar.turn();
+    kill(lab.server.as_ref().unwrap().id(), "-KILL");
+    wait_for("the replica serves", || replica_log(&lab).contains("serving"));
+    assert!(!may_be_plain(&liar, &turn), "{}", replica_log(&lab));
+    assert!(replica_log(&lab).contains("leading"));
+    turn.pass();
+    liar.turns.leave();
+    let _ = (replica.kill(), replica.wait());
 }
