@@ -1,12 +1,12 @@
 //! Makes a server's directory, and serves it until a signal comes.
 
 use crate::accept::{Connection, Door, KnownKeys, Limits};
-use crate::admin::{Answer, LINE_MAX, Request, SOCKET};
+use crate::admin::SOCKET;
 use crate::administered::Administered;
 use crate::anchor_store::RESERVE;
+use crate::answering;
 use crate::audit::Event;
 use crate::authority::{Authority, is_to_be_renewed};
-use crate::backup;
 use crate::config::{self, Config};
 use crate::counts::Counts;
 use crate::dir::{check_dir, make_dir};
@@ -34,8 +34,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustls::ServerConfig;
 use sd_notify::NotifyState;
 use std::fs;
-use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -48,8 +47,6 @@ use tonic::transport::Server;
 
 /// How long calls may go on after a signal.
 const GRACE: Duration = Duration::from_secs(5);
-/// Time for reading an administrator's request, and for sending its answer.
-const ADMIN_TIMEOUT: Duration = Duration::from_secs(10);
 /// Streams of one connection at once.
 const STREAMS_MAX: u32 = 64;
 /// Connections that wait to be accepted.
@@ -289,7 +286,7 @@ impl<'a> Parts<'a> {
         let (digest, metrics) = (self.authority.digest(), self.metrics.clone());
         let webhook = Webhook::of(self.dir, &self.config, &digest, state.clone(), metrics)?;
         state.note(Event::Started { version: env!("CARGO_PKG_VERSION").into() })?;
-        administer(self.dir, administered, self.origin.reserve.as_ref())?;
+        answering::start(self.dir, administered, self.origin.reserve.as_ref())?;
         webhook.map_or(Ok(()), |webhook| webhook.start(self.dir))
     }
 
@@ -541,59 +538,4 @@ async fn open(
     let opened = opens.await.map_err(|_| ServerError::Garbled { detail: "a thread has ended".into() })?;
     drop(over);
     opened
-}
-
-/// Answers administrators by a socket in the server's directory, which only its owner may enter. The threads are
-/// separate from those that serve hosts: hosts cannot block the command that revokes one.
-fn administer(dir: &Path, administered: Administered, reserve: Option<&Reserve>) -> Result<()> {
-    let path = dir.join(SOCKET);
-    // The state is locked, so no other server uses this socket.
-    let _ = fs::remove_file(&path);
-    let bind = || UnixListener::bind(&path);
-    let listener = reserve.map_or_else(bind, |reserve| reserve.within(bind));
-    let listener = listener.map_err(ServerError::file("listen on", &path))?;
-    let serve = move || {
-        for stream in listener.incoming() {
-            let administered = administered.clone();
-            let answers = stream.and_then(|stream| {
-                std::thread::Builder::new().name("answer".into()).spawn(move || {
-                    if let Err(error) = answer(&stream, &administered) {
-                        tracing::info!(%error, "an administrator was not answered");
-                    }
-                })
-            });
-            if let Err(error) = answers {
-                tracing::warn!(%error, "an administrator cannot be answered");
-                std::thread::sleep(Duration::from_millis(100));
-            }
-        }
-    };
-    let started = std::thread::Builder::new().name("admin".into()).spawn(serve);
-    started.map(drop).map_err(ServerError::file("start a thread for", &path))
-}
-
-fn answer(stream: &UnixStream, administered: &Administered) -> std::io::Result<()> {
-    stream.set_read_timeout(Some(ADMIN_TIMEOUT))?;
-    stream.set_write_timeout(Some(ADMIN_TIMEOUT))?;
-    let mut line = String::new();
-    BufReader::new(stream.take(LINE_MAX)).read_line(&mut line)?;
-    let answer = match serde_json::from_str(&line) {
-        Ok(Request::Backup) => return send_backup(stream, administered),
-        Ok(request) => administered.answer(request),
-        Err(error) => Err(ServerError::Garbled { detail: error.to_string() }),
-    };
-    let answer = answer.unwrap_or_else(|error| Answer::Failed { message: error.to_string(), code: error.code() });
-    let mut line = serde_json::to_vec(&answer)?;
-    line.push(b'\n');
-    let mut stream = stream;
-    stream.write_all(&line)
-}
-
-/// The backup follows the request on the same stream. An incomplete one is no backup.
-fn send_backup(stream: &UnixStream, administered: &Administered) -> std::io::Result<()> {
-    let mut to = BufWriter::new(stream);
-    backup::send(administered, &mut to).map_err(|error| {
-        tracing::error!(%error, "a backup could not be made");
-        std::io::Error::other(error)
-    })
 }

@@ -501,7 +501,7 @@ fn a_replica_that_takes_over_knows_the_policy_that_was_in_force() {
     let mut replica = run_replica(&lab, "replica");
     wait_for("the replica stands by", || replica_log(&lab).contains("standing by"));
     for name in ["first", "second"] {
-        let text = NO_PLAIN.replace("no plain", name).replace("name = ", "name = \"no plain\" # ");
+        let text = format!("# the {name} one\n{NO_PLAIN}");
         reload(&lab, &text, true);
         fs::write(lab.path("replica/policy.toml"), text).unwrap();
     }
