@@ -5,7 +5,7 @@ use super::State;
 use crate::Result;
 use crate::audit::Event;
 use crate::writing::AnyTable;
-use redb::TableDefinition;
+use redb::{ReadableTable, TableDefinition};
 
 /// [`APPLIED`], [`BEFORE`] and [`REPLACED`].
 const POLICY: TableDefinition<'static, &'static str, &'static [u8]> = TableDefinition::new("policy");
