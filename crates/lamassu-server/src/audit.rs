@@ -31,6 +31,11 @@ pub struct Kept {
     pub bytes: u64,
 }
 
+impl Kept {
+    /// All of it.
+    pub const ALL: Kept = Kept { entries: u64::MAX, bytes: u64::MAX };
+}
+
 impl Default for Kept {
     fn default() -> Kept {
         Kept { entries: 1_000_000, bytes: 512 << 20 }

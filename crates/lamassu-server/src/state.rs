@@ -222,7 +222,7 @@ impl State {
             restored: RwLock::default(),
             lies_in: RwLock::default(),
             reading_lies_in: Mutex::default(),
-            audit_kept: RwLock::default(),
+            audit_kept: RwLock::new(audit::Kept::ALL),
             alerted: Bell::default(),
             unusable: watch::Sender::new(false),
         };
@@ -279,7 +279,7 @@ impl State {
         }
     }
 
-    /// Sets how much of the audit log is kept.
+    /// Sets how much of the audit log is kept. Before that it is all: who only fills a backup removes nothing from it.
     pub fn keep_audit(&self, most: audit::Kept) {
         *self.audit_kept.write() = most;
     }
