@@ -113,7 +113,9 @@ impl Vaults {
         for id in missing(self.anchors(), self.state())? {
             tracing::error!(anchor = %self.anchors.name(&id), "this anchor was kept here, and is gone");
         }
-        let (all, attended) = (self.anchors.all()?, self.state().attended()?);
+        let all = self.anchors.all()?;
+        self.state().note_gone(&all)?;
+        let attended = self.state().attended()?;
         for id in &all {
             if !self.state().keeps(id)? {
                 self.state().note_found(id)?;

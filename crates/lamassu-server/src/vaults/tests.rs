@@ -18,6 +18,16 @@ fn anchor(dir: &Path, id: &VaultId) -> PathBuf {
     file_of(&dir.join(anchor_store::DIR), id)
 }
 
+/// An anchor, of which no server has a head yet.
+fn make(path: &Path, id: VaultId) -> Arc<DiskTable> {
+    let table = Arc::new(DiskTable::create(path).unwrap());
+    let of_root = Sealed::Is(Digest([1; 32]));
+    let content = Content::Dir { record: of_root, parent: ObjectId::ROOT, name: Token([0; 16]) };
+    let root = Row { mode: 0o700, uid: 0, gid: 0, links: 1, content, attributes: of_root };
+    drop(Anchor::create(table.clone(), VaultRow::new(id, TokenKey::new([1; 32])), root).unwrap());
+    table
+}
+
 /// Three vaults in files, and a host that may use them.
 fn vaults(dir: &Path) -> (Vaults, Caller) {
     let anchors = Arc::new(Files::open(dir).unwrap());
@@ -28,12 +38,7 @@ fn vaults(dir: &Path) -> (Vaults, Caller) {
         state.put_token(b"token", &pending, 0).unwrap();
         assert!(state.use_token(b"token", unix_now(), &caller.key).unwrap().is_ok());
         for id in VAULTS {
-            let table = Arc::new(DiskTable::create(&anchor(dir, &id)).unwrap());
-            let of_root = Sealed::Is(Digest([1; 32]));
-            let content = Content::Dir { record: of_root, parent: ObjectId::ROOT, name: Token([0; 16]) };
-            let root = Row { mode: 0o700, uid: 0, gid: 0, links: 1, content, attributes: of_root };
-            drop(Anchor::create(table.clone(), VaultRow::new(id, TokenKey::new([1; 32])), root).unwrap());
-            table.commit(&[Head([3; 32]).change()]).unwrap();
+            make(&anchor(dir, &id), id).commit(&[Head([3; 32]).change()]).unwrap();
             state.note_kept("one", &id, None).unwrap();
         }
     }
@@ -108,4 +113,40 @@ fn a_vault_whose_rows_are_read_stays_open() {
     assert!(vaults.tick().is_ok());
     assert_eq!(open(&vaults), VAULTS[..1], "it may be used soon");
     assert_eq!([1, OPEN_MANY + 1].map(|open| vaults.may_be_unused(open)), [UNUSED, 0]);
+}
+
+/// The server ends when the anchor is retired, and the state does not know that yet; and when it is about to come.
+#[test]
+fn a_dataset_whose_anchor_was_just_retired_keeps_its_place() {
+    const INNER: VaultId = VaultId([4; 16]);
+    const NEVER_OPENED: VaultId = VaultId([5; 16]);
+    const COMING: VaultId = VaultId([6; 16]);
+    let dir = tempfile::tempdir().unwrap();
+    {
+        let (vaults, caller) = vaults(dir.path());
+        let state = vaults.state();
+        for id in [INNER, NEVER_OPENED] {
+            make(&anchor(dir.path(), &id), id).commit(&[Head([3; 32]).change()]).unwrap();
+            state.note_kept("one", &id, Some(&VAULTS[0])).unwrap();
+        }
+        let (vault, _) = attend(&vaults, &caller, &INNER);
+        drop(vault);
+        for id in [INNER, NEVER_OPENED] {
+            state.will_put_away(&id).unwrap();
+            assert!(vaults.anchors.put_away(&id).unwrap());
+        }
+        state.will_keep(&COMING, Some(&VAULTS[0])).unwrap();
+    }
+    let (vaults, _) = vaults(dir.path());
+    assert!(vaults.open_attended().is_ok_and(|count| count == 3));
+    let spoken_for =
+        |id: &VaultId| [VAULTS[0], VAULTS[1]].map(|around| vaults.state().is_spoken_for(id, &around).unwrap());
+    for id in [INNER, NEVER_OPENED] {
+        assert!(!vaults.state().keeps(&id).unwrap());
+        assert_eq!(spoken_for(&id), [false, true], "{id}");
+    }
+    assert_eq!(spoken_for(&COMING), [false; 2]);
+    assert!(vaults.state().attended().unwrap().is_empty(), "its sessions have ended");
+    let again = vaults.state().copied().unwrap();
+    assert_eq!(again.lay_in.len(), 2, "{again:?}");
 }
