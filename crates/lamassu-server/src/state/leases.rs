@@ -188,14 +188,37 @@ impl State {
     /// # Errors
     /// [`ServerError::Database`].
     pub fn note_found(&self, vault: &VaultId) -> Result<()> {
+        self.keep_in_place(vault, |_| Event::AnchorFound { vault: vault.to_string() })
+    }
+
+    /// The same of an anchor that a host has put here again: when it came, it was not certain that it had.
+    ///
+    /// # Errors
+    /// [`ServerError::Database`].
+    pub fn note_kept_after_all(&self, host: &str, vault: &VaultId) -> Result<()> {
+        self.keep_in_place(vault, |lies_in| Event::AnchorPut { host: host.into(), vault: vault.to_string(), lies_in })
+    }
+
+    /// Notes that the anchor of a vault is kept here, where it was about to be or has been.
+    fn keep_in_place(&self, vault: &VaultId, event: impl FnOnce(Option<String>) -> Event) -> Result<()> {
         self.write(|write, events| {
             let mut table = write.open_table(LEASES)?;
-            let around = take_place(&mut table, vault, &[ON_ITS_WAY, RETIRED])?;
-            table.insert(&lease_key(vault, KEPT, 0)[..], &around.unwrap_or_default()[..])?;
-            events.push(Event::AnchorFound { vault: vault.to_string() });
+            let around = take_place(&mut table, vault, &[ON_ITS_WAY, RETIRED])?.unwrap_or_default();
+            table.insert(&lease_key(vault, KEPT, 0)[..], &around[..])?;
+            let lies_in = around.try_into().map(|around| VaultId(around).to_string()).ok();
+            events.push(event(lies_in));
             Ok(())
         })?;
         self.look_at_datasets()
+    }
+
+    /// Whether the anchor of a dataset was about to be kept here, in this vault, and was not noted since.
+    ///
+    /// # Errors
+    /// [`ServerError::Database`].
+    pub fn is_on_its_way(&self, dataset: &VaultId, around: &VaultId) -> Result<bool> {
+        let key = lease_key(dataset, ON_ITS_WAY, 0);
+        self.read(|read| Ok(read.open_table(LEASES)?.get(&key[..])?.is_some_and(|row| row.value() == around.0)))
     }
 
     /// Notes that the anchor of a vault is about to be retired, so it does not count as missing afterwards. If the

@@ -1,4 +1,5 @@
 use super::*;
+use crate::ServerError;
 use crate::anchor_store::{self, Files, file_of};
 use crate::metrics::Metrics;
 use crate::policy::Policies;
@@ -10,6 +11,7 @@ use lamassu_anchor::{Digest, ObjectId, Row, Token, TokenKey, VaultRow};
 use lamassu_keys::unix_now;
 use lamassu_lease::{Call, Mode, RequestNo};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::mpsc::channel;
 
 const VAULTS: [VaultId; 3] = [VaultId([1; 16]), VaultId([2; 16]), VaultId([3; 16])];
@@ -149,4 +151,91 @@ fn a_dataset_whose_anchor_was_just_retired_keeps_its_place() {
     assert!(vaults.state().attended().unwrap().is_empty(), "its sessions have ended");
     let again = vaults.state().copied().unwrap();
     assert_eq!(again.lay_in.len(), 2, "{again:?}");
+}
+
+/// Files, of which one install does its work and fails all the same.
+struct Doubtful {
+    files: Files,
+    fails: Arc<AtomicBool>,
+}
+
+struct DoubtfulNew(Box<dyn NewAnchor>, Arc<AtomicBool>);
+
+impl AnchorStore for Doubtful {
+    fn all(&self) -> Result<Vec<VaultId>> {
+        self.files.all()
+    }
+
+    fn has(&self, id: &VaultId) -> Result<bool> {
+        self.files.has(id)
+    }
+
+    fn open(&self, id: &VaultId) -> std::result::Result<Arc<dyn Table>, AnchorError> {
+        self.files.open(id)
+    }
+
+    fn begin(&self, id: &VaultId) -> std::result::Result<Box<dyn NewAnchor>, AnchorError> {
+        Ok(Box::new(DoubtfulNew(self.files.begin(id)?, self.fails.clone())))
+    }
+
+    fn put_away(&self, id: &VaultId) -> Result<bool> {
+        self.files.put_away(id)
+    }
+
+    fn free(&self) -> u64 {
+        self.files.free()
+    }
+
+    fn name(&self, id: &VaultId) -> String {
+        self.files.name(id)
+    }
+}
+
+impl NewAnchor for DoubtfulNew {
+    fn table(&self) -> Arc<dyn Table> {
+        self.0.table()
+    }
+
+    fn install(self: Box<Self>) -> Result<()> {
+        self.0.install()?;
+        if self.1.swap(false, Ordering::SeqCst) { Err(ServerError::NotRunning) } else { Ok(()) }
+    }
+}
+
+/// The host repeats the put: that is a success, and the anchor is kept from then on, where it was put.
+#[test]
+fn a_put_that_was_in_doubt_is_noted_when_it_is_repeated() {
+    let dir = tempfile::tempdir().unwrap();
+    let (vaults, caller) = vaults(dir.path());
+    let fails = Arc::new(AtomicBool::new(false));
+    let files = Files::open(dir.path()).unwrap();
+    let vaults = Arc::new(Vaults { anchors: Arc::new(Doubtful { files, fails: fails.clone() }), ..vaults });
+    let [dataset, granted] = [VaultId([4; 16]), VaultId([5; 16])];
+    vaults.state().grant("one", &granted.to_string(), true).unwrap();
+    for (id, around) in [(dataset, Some(VAULTS[0])), (granted, None)] {
+        let mut rows = Vec::new();
+        let table: Arc<dyn Table> = make(&dir.path().join(id.to_string()), id);
+        let visited = table.visit_all(|space, key, value| {
+            rows.push(Change { space, key: key.to_vec(), value: Some(value.to_vec()) });
+            Ok::<(), AnchorError>(())
+        });
+        visited.unwrap();
+        let put = |around: Option<VaultId>| -> Answer<Head> {
+            let mut put = vaults.begin_put(&caller, &id, None, around)?;
+            put.take(&rows)?;
+            put.finish(&caller)
+        };
+        fails.store(true, Ordering::SeqCst);
+        assert!(matches!(put(around), Err(Refused::Failed(_))));
+        assert!(vaults.anchors.has(&id).unwrap() && !vaults.state().keeps(&id).unwrap());
+        // What it came as decides, not what is said now.
+        if around.is_some() {
+            assert!(matches!(put(Some(VAULTS[1])), Err(Refused::NotGranted)));
+        }
+        for _ in 0..2 {
+            put(around).unwrap();
+            assert!(vaults.state().keeps(&id).unwrap());
+            assert_eq!(vaults.state().around(&id), around);
+        }
+    }
 }
