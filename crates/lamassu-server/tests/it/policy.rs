@@ -428,15 +428,6 @@ fn nonsense_is_refused_and_the_policy_before_stays() {
     assert_eq!(lab.metric("policy_rules"), 0.0);
 }
 
-/// Says so when it is dropped.
-struct Over<'a>(&'a AtomicBool);
-
-impl Drop for Over<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
-
 /// Honest hosts lose nothing by a policy that comes while they write: what they had made before is committed, and what
 /// comes after is refused when it is made.
 #[test]
