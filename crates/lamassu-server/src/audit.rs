@@ -31,6 +31,11 @@ pub struct Kept {
     pub bytes: u64,
 }
 
+impl Kept {
+    /// All of it.
+    pub const ALL: Kept = Kept { entries: u64::MAX, bytes: u64::MAX };
+}
+
 impl Default for Kept {
     fn default() -> Kept {
         Kept { entries: 1_000_000, bytes: 512 << 20 }
@@ -160,7 +165,7 @@ pub enum Event {
         /// the key's name
         key: String,
     },
-    /// A key evaluates for a host: noted at the first evaluation, then once in each hour with evaluations.
+    /// A key evaluates for a host: noted at the first evaluation, then once in each minute with evaluations.
     KeyEvaluates {
         /// the host
         host: String,
@@ -514,4 +519,15 @@ pub(crate) fn excerpt(read: &redb::ReadTransaction, after: u64, most: usize) -> 
         excerpt.entries.push(ChainedEntry::of(row?.1.value()).ok_or_else(damaged)?);
     }
     Ok(excerpt)
+}
+
+/// All entries after a number, in a transaction.
+///
+/// # Errors
+/// Those of redb; [`redb::Error::Corrupted`].
+pub(crate) fn entries_after(write: &Writing<'_>, after: u64) -> Result<Vec<ChainedEntry>, redb::Error> {
+    let damaged = || redb::Error::Corrupted("an entry of the audit log".into());
+    let entries = write.open_table(ENTRIES)?;
+    let rows = entries.range(after.saturating_add(1)..)?;
+    rows.map(|row| ChainedEntry::of(row?.1.value()).ok_or_else(damaged)).collect()
 }

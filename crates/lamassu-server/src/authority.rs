@@ -104,6 +104,14 @@ pub fn is_to_be_renewed(made: SystemTime, now: SystemTime) -> bool {
     }
 }
 
+/// Whether a certificate of the server that was made at `made` is valid, by the clock of the machine.
+pub fn is_valid(made: SystemTime, now: SystemTime) -> bool {
+    match now.duration_since(made) {
+        Ok(age) => age < DAY * SERVER_DAYS,
+        Err(ahead) => ahead.duration() < SKEW,
+    }
+}
+
 /// Whether this is an Ed25519 public key as hosts make them, a subject public key info (RFC 8410).
 pub fn is_ed25519(spki: &[u8]) -> bool {
     const BEFORE_KEY: [u8; 12] = [0x30, 0x2a, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x03, 0x21, 0x00];
@@ -139,6 +147,9 @@ mod tests {
             assert_eq!(is_to_be_renewed(made, made + DAY * days), is_due, "{days} days later");
         }
         assert!(!is_to_be_renewed(made, made - SKEW / 3) && is_to_be_renewed(made, made - SKEW));
+        for (now, is_so) in [(made + DAY * 29, true), (made + DAY * 30, false), (made - SKEW, false)] {
+            assert_eq!(is_valid(made, now), is_so);
+        }
     }
 
     #[test]

@@ -8,7 +8,7 @@
 //! | `alerts` | alerts from hosts |
 //! | `writing`, `audit` | a transaction that records its changes; the audit log, a chain of digests |
 //! | `reserve` | disk space that only the state may use |
-//! | `state/` | the durable state: hosts, tokens, leases, alerts, keys, the audit log; one redb file, or etcd |
+//! | `state/` | the durable state: hosts, tokens, leases, alerts, keys, the policy, the audit log; one redb file, or etcd |
 //! | `authority` | certificates: the authority that hosts trust, and the server's own |
 //! | `anchor_store` | the tables of anchors in files |
 //! | `etcd/` | state and anchors in etcd; which replica leads (feature `etcd`) |
@@ -31,7 +31,7 @@
 //! | `monitoring` | what monitoring reads |
 //! | `administered` | the data behind an administrator's requests, with or without a running server |
 //! | `backup`, `check` | makes a new server directory from another one; checks that the data is consistent |
-//! | `admin/` | requests of an administrator |
+//! | `admin/`, `answering` | requests of an administrator; the socket by which a running server answers them |
 //! | `run` | makes a server's directory, and serves it until a signal comes |
 //! | `keys_command`, `policy_command` | subcommands of the program |
 //!
@@ -56,6 +56,7 @@ pub mod admin;
 pub mod administered;
 pub mod alerts;
 pub mod anchor_store;
+pub mod answering;
 pub mod audit;
 pub mod authority;
 pub mod backup;

@@ -1,12 +1,12 @@
 //! Makes a server's directory, and serves it until a signal comes.
 
 use crate::accept::{Connection, Door, KnownKeys, Limits};
-use crate::admin::{Answer, LINE_MAX, Request, SOCKET};
+use crate::admin::SOCKET;
 use crate::administered::Administered;
 use crate::anchor_store::RESERVE;
+use crate::answering;
 use crate::audit::Event;
-use crate::authority::{Authority, is_to_be_renewed};
-use crate::backup;
+use crate::authority::{Authority, is_to_be_renewed, is_valid};
 use crate::config::{self, Config};
 use crate::counts::Counts;
 use crate::dir::{check_dir, make_dir};
@@ -28,14 +28,13 @@ use crate::vaults::Vaults;
 use crate::webhook::{self, Webhook};
 use crate::{Result, ServerError};
 use lamassu_lease::{Terms, TermsError};
-use lamassu_rpc::tls::{self, Keys};
+use lamassu_rpc::tls;
 use parking_lot::Mutex;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustls::ServerConfig;
 use sd_notify::NotifyState;
 use std::fs;
-use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -48,14 +47,14 @@ use tonic::transport::Server;
 
 /// How long calls may go on after a signal.
 const GRACE: Duration = Duration::from_secs(5);
-/// Time for reading an administrator's request, and for sending its answer.
-const ADMIN_TIMEOUT: Duration = Duration::from_secs(10);
 /// Streams of one connection at once.
 const STREAMS_MAX: u32 = 64;
 /// Connections that wait to be accepted.
 const BACKLOG: u32 = 1024;
 /// How often the server looks whether its certificate is to be renewed.
 const RENEWAL_EVERY: Duration = Duration::from_secs(5);
+/// Time before a renewal is tried again.
+const RENEWAL_AGAIN_AFTER: Duration = Duration::from_secs(60);
 /// How often the server looks whether space is kept for the state.
 const RESERVE_EVERY: Duration = Duration::from_secs(5);
 /// Open files beside connections of hosts: anchors, the state, administrators, monitoring.
@@ -174,38 +173,55 @@ impl Signals {
     }
 }
 
+/// Makes a certificate, and the configuration of TLS with it.
+type MakeTls = Box<dyn Fn() -> Result<Arc<ServerConfig>> + Send + Sync>;
+
 /// The server's certificate, which is renewed while it serves.
 struct Certificate {
-    authority: Arc<Authority>,
-    keys: Arc<dyn Keys>,
+    make: MakeTls,
     current: watch::Sender<Arc<ServerConfig>>,
     /// when the current one was made, by the clock of the machine
     made: Mutex<SystemTime>,
+    /// when the newest renewal failed, if it did
+    failed: Mutex<Option<Instant>>,
 }
 
 impl Certificate {
     fn new(authority: &Arc<Authority>, state: &Arc<State>) -> Result<Certificate> {
-        let keys: Arc<dyn Keys> = Arc::new(KnownKeys(state.clone()));
-        let made = Mutex::new(SystemTime::now());
-        let current = watch::Sender::new(Certificate::make(authority, &keys)?);
-        Ok(Certificate { authority: authority.clone(), keys, current, made })
+        let (authority, keys) = (authority.clone(), Arc::new(KnownKeys(state.clone())));
+        Certificate::by(Box::new(move || {
+            let (chain, key) = authority.server()?;
+            Ok(Arc::new(tls::server(chain, key, keys.clone())?))
+        }))
     }
 
-    fn make(authority: &Authority, keys: &Arc<dyn Keys>) -> Result<Arc<ServerConfig>> {
-        let (chain, key) = authority.server()?;
-        Ok(Arc::new(tls::server(chain, key, keys.clone())?))
+    fn by(make: MakeTls) -> Result<Certificate> {
+        let (made, current) = (Mutex::new(SystemTime::now()), watch::Sender::new(make()?));
+        Ok(Certificate { make, current, made, failed: Mutex::default() })
     }
 
+    /// Renews it. If that fails, the server goes on with the present one for as long as that is valid.
     fn renew(&self) -> Result<()> {
-        let made = SystemTime::now();
-        self.current.send_replace(Certificate::make(&self.authority, &self.keys)?);
-        *self.made.lock() = made;
-        Ok(())
+        let now = SystemTime::now();
+        match (self.make)() {
+            Ok(next) => {
+                self.current.send_replace(next);
+                (*self.made.lock(), *self.failed.lock()) = (now, None);
+                Ok(())
+            }
+            Err(error) if is_valid(*self.made.lock(), now) => {
+                tracing::error!(%error, "the server's certificate is not renewed: the one before goes on");
+                *self.failed.lock() = Some(Instant::now());
+                Ok(())
+            }
+            Err(error) => Err(error),
+        }
     }
 
     fn renew_in_time(&self) -> Result<()> {
         let made = *self.made.lock();
-        if is_to_be_renewed(made, SystemTime::now()) { self.renew() } else { Ok(()) }
+        let has_just_failed = self.failed.lock().is_some_and(|at| at.elapsed() < RENEWAL_AGAIN_AFTER);
+        if is_to_be_renewed(made, SystemTime::now()) && !has_just_failed { self.renew() } else { Ok(()) }
     }
 }
 
@@ -289,7 +305,7 @@ impl<'a> Parts<'a> {
         let (digest, metrics) = (self.authority.digest(), self.metrics.clone());
         let webhook = Webhook::of(self.dir, &self.config, &digest, state.clone(), metrics)?;
         state.note(Event::Started { version: env!("CARGO_PKG_VERSION").into() })?;
-        administer(self.dir, administered, self.origin.reserve.as_ref())?;
+        answering::start(self.dir, administered, self.origin.reserve.as_ref())?;
         webhook.map_or(Ok(()), |webhook| webhook.start(self.dir))
     }
 
@@ -543,57 +559,38 @@ async fn open(
     opened
 }
 
-/// Answers administrators by a socket in the server's directory, which only its owner may enter. The threads are
-/// separate from those that serve hosts: hosts cannot block the command that revokes one.
-fn administer(dir: &Path, administered: Administered, reserve: Option<&Reserve>) -> Result<()> {
-    let path = dir.join(SOCKET);
-    // The state is locked, so no other server uses this socket.
-    let _ = fs::remove_file(&path);
-    let bind = || UnixListener::bind(&path);
-    let listener = reserve.map_or_else(bind, |reserve| reserve.within(bind));
-    let listener = listener.map_err(ServerError::file("listen on", &path))?;
-    let serve = move || {
-        for stream in listener.incoming() {
-            let administered = administered.clone();
-            let answers = stream.and_then(|stream| {
-                std::thread::Builder::new().name("answer".into()).spawn(move || {
-                    if let Err(error) = answer(&stream, &administered) {
-                        tracing::info!(%error, "an administrator was not answered");
-                    }
-                })
-            });
-            if let Err(error) = answers {
-                tracing::warn!(%error, "an administrator cannot be answered");
-                std::thread::sleep(Duration::from_millis(100));
-            }
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_certificate_that_is_not_renewed_goes_on_while_it_is_valid() {
+        let dir = tempfile::tempdir().expect("a directory");
+        init(dir.path()).expect("makes");
+        let (authority, state) = (Authority::read(dir.path()).expect("reads"), State::open(dir.path()).expect("opens"));
+        let good = Certificate::new(&Arc::new(authority), &Arc::new(state)).expect("makes");
+        let (first, fails) = (good.current.borrow().clone(), Arc::new(AtomicBool::new(false)));
+        let (made, is_to_fail) = (first.clone(), fails.clone());
+        let certificate = Certificate::by(Box::new(move || match is_to_fail.load(Ordering::SeqCst) {
+            true => Err(ServerError::NoRandom),
+            false => (good.make)(),
+        }));
+        let certificate = certificate.expect("makes");
+        let present = certificate.current.borrow().clone();
+        assert!(!Arc::ptr_eq(&present, &made));
+        fails.store(true, Ordering::SeqCst);
+        let days = |days: u64| Duration::from_secs(days * 24 * 3600);
+        for age in [days(0), days(16)] {
+            *certificate.made.lock() = SystemTime::now() - age;
+            certificate.renew().expect("the present one is valid");
+            certificate.renew_in_time().expect("the present one is valid");
+            assert!(Arc::ptr_eq(&certificate.current.borrow(), &present));
         }
-    };
-    let started = std::thread::Builder::new().name("admin".into()).spawn(serve);
-    started.map(drop).map_err(ServerError::file("start a thread for", &path))
-}
-
-fn answer(stream: &UnixStream, administered: &Administered) -> std::io::Result<()> {
-    stream.set_read_timeout(Some(ADMIN_TIMEOUT))?;
-    stream.set_write_timeout(Some(ADMIN_TIMEOUT))?;
-    let mut line = String::new();
-    BufReader::new(stream.take(LINE_MAX)).read_line(&mut line)?;
-    let answer = match serde_json::from_str(&line) {
-        Ok(Request::Backup) => return send_backup(stream, administered),
-        Ok(request) => administered.answer(request),
-        Err(error) => Err(ServerError::Garbled { detail: error.to_string() }),
-    };
-    let answer = answer.unwrap_or_else(|error| Answer::Failed { message: error.to_string(), code: error.code() });
-    let mut line = serde_json::to_vec(&answer)?;
-    line.push(b'\n');
-    let mut stream = stream;
-    stream.write_all(&line)
-}
-
-/// The backup follows the request on the same stream. An incomplete one is no backup.
-fn send_backup(stream: &UnixStream, administered: &Administered) -> std::io::Result<()> {
-    let mut to = BufWriter::new(stream);
-    backup::send(administered, &mut to).map_err(|error| {
-        tracing::error!(%error, "a backup could not be made");
-        std::io::Error::other(error)
-    })
+        *certificate.made.lock() = SystemTime::now() - days(31);
+        assert!(certificate.renew().is_err());
+        fails.store(false, Ordering::SeqCst);
+        *certificate.failed.lock() = None;
+        certificate.renew_in_time().expect("renews");
+        assert!(!Arc::ptr_eq(&certificate.current.borrow(), &present));
+    }
 }

@@ -1,16 +1,18 @@
-//! The durable state: hosts, tokens, leases of vaults, alerts, keys, and the audit log. Each change is one durable
-//! transaction, together with its entries in the audit log. The state is one redb file, or rows elsewhere
+//! The durable state: hosts, tokens, leases of vaults, alerts, keys, the policy, and the audit log. Each change is one
+//! durable transaction, together with its entries in the audit log. The state is one redb file, or rows elsewhere
 //! ([`Upstream`]) of which this process has a copy in memory.
 
 mod alerts;
 pub mod bell;
 mod keys;
 pub mod leases;
+mod policy;
 mod restored;
 mod rights;
 
 pub use self::alerts::{ALERTS_AT_ONCE, AlertCounts};
 pub use self::keys::{KeptKey, Key, KeyRefusal, Use};
+pub use self::policy::Taken;
 pub use self::restored::Copied;
 use self::restored::Restored;
 use self::rights::LiesIn;
@@ -104,11 +106,11 @@ pub enum NotJoined {
     KnownKey,
 }
 
-/// The state's own tables; those of [`alerts`] and [`keys`] come in addition.
+/// The state's own tables; those of [`alerts`], [`keys`] and [`policy`] come in addition.
 const TABLES: [&dyn AnyTable; 7] = [&HOSTS, &TOKENS, &LEASES, &RESTORED, &NUMBERS, &audit::ENTRIES, &audit::REMOVED];
 
 fn tables() -> impl Iterator<Item = &'static dyn AnyTable> {
-    TABLES.into_iter().chain(alerts::TABLES).chain(keys::TABLES)
+    TABLES.into_iter().chain(alerts::TABLES).chain(keys::TABLES).chain(policy::TABLES)
 }
 
 /// Where changes are made durable before they are applied here.
@@ -220,7 +222,7 @@ impl State {
             restored: RwLock::default(),
             lies_in: RwLock::default(),
             reading_lies_in: Mutex::default(),
-            audit_kept: RwLock::default(),
+            audit_kept: RwLock::new(audit::Kept::ALL),
             alerted: Bell::default(),
             unusable: watch::Sender::new(false),
         };
@@ -277,7 +279,7 @@ impl State {
         }
     }
 
-    /// Sets how much of the audit log is kept.
+    /// Sets how much of the audit log is kept. Before that it is all: who only fills a backup removes nothing from it.
     pub fn keep_audit(&self, most: audit::Kept) {
         *self.audit_kept.write() = most;
     }

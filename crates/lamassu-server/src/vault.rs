@@ -106,6 +106,7 @@ impl Vault {
         let row = Anchor::open(table.clone(), &id)?.vault();
         let (durable, lasting) = state.leases(&id)?;
         let (leases, step) = Server::start(terms, durable, now());
+        // A session from before this server began may know no more than the first policy that counts here.
         let sessions = lasting.into_iter().map(|Lasting { session, host, used }| {
             let (knows, limits) = Default::default();
             (

@@ -113,7 +113,9 @@ impl Vaults {
         for id in missing(self.anchors(), self.state())? {
             tracing::error!(anchor = %self.anchors.name(&id), "this anchor was kept here, and is gone");
         }
-        let (all, attended) = (self.anchors.all()?, self.state().attended()?);
+        let all = self.anchors.all()?;
+        self.state().note_gone(&all)?;
+        let attended = self.state().attended()?;
         for id in &all {
             if !self.state().keeps(id)? {
                 self.state().note_found(id)?;
@@ -283,8 +285,12 @@ impl Vaults {
             // others have to do with.
             Some(around) => {
                 let may_use_around = around != *id && state.keeps(&around)? && state.may_use(&caller.key, &around);
-                let is_free = || -> Answer<bool> { Ok(!state.is_spoken_for(id, &around)? && !self.anchors.has(id)?) };
-                may_use_around && (state.may_use(&caller.key, id) || is_free()?)
+                let is_here = self.anchors.has(id)?;
+                let is_free = || -> Result<bool> { Ok(!is_here && !state.is_spoken_for(id, &around)?) };
+                // It came by a put whose end was in doubt. What is put now is compared with it.
+                let has_just_come =
+                    || -> Result<bool> { Ok(is_here && !state.keeps(id)? && state.is_on_its_way(id, &around)?) };
+                may_use_around && (state.may_use(&caller.key, id) || is_free()? || has_just_come()?)
             }
         };
         match around {
@@ -511,23 +517,27 @@ impl Put {
         if let Some(refused) = forbidden {
             return Err(refused);
         }
-        {
-            let slot = self.vaults.slot(&self.id);
-            let slot = slot.lock();
-            // No other process opens these anchors.
-            if !self.vaults.anchors.has(&self.id)? {
-                // One that was here is gone meanwhile: these rows were not judged.
-                if is_here || (!self.has_slot && matches!(*slot, VaultSlot::BeingPut)) {
-                    return Err(Refused::NotNow);
-                }
-                state.will_keep(&self.id, self.around.as_ref()).map_err(Lost)?;
-                new.install()?;
-                state.note_kept(&caller.name, &self.id, self.around.as_ref()).map_err(Lost)?;
-                return Ok(self.head);
+        let slot = self.vaults.slot(&self.id);
+        let slot = &mut *slot.lock();
+        // No other process opens these anchors.
+        if !self.vaults.anchors.has(&self.id)? {
+            // One that was here is gone meanwhile: these rows were not judged.
+            if is_here || (!self.has_slot && matches!(*slot, VaultSlot::BeingPut)) {
+                return Err(Refused::NotNow);
             }
+            state.will_keep(&self.id, self.around.as_ref()).map_err(Lost)?;
+            new.install()?;
+            state.note_kept(&caller.name, &self.id, self.around.as_ref()).map_err(Lost)?;
+            return Ok(self.head);
         }
-        let there = self.vaults.vault(&self.id)?.head();
-        if there == self.head { Ok(there) } else { Err(Refused::Known) }
+        if self.vaults.vault_in(&self.id, slot)?.head() != self.head {
+            return Err(Refused::Known);
+        }
+        // An earlier end of the same put was in doubt.
+        if !state.keeps(&self.id)? {
+            state.note_kept_after_all(&caller.name, &self.id).map_err(Lost)?;
+        }
+        Ok(self.head)
     }
 
     /// The policy's reason against a host's putting these rows, if there is one.

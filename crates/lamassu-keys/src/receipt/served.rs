@@ -52,6 +52,13 @@ pub struct GoneKey {
     /// times of the server's backups while the key existed, as far as the audit log goes back: they have the key,
     /// wrapped
     pub backups: Vec<u64>,
+    /// time of the oldest entry that the audit log has
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub log_begins: Option<u64>,
+    /// when the server was made from a backup, while the key existed: the log lacks what was between that backup and
+    /// the server's loss
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub restored: Vec<u64>,
 }
 
 /// A host was given a key.
@@ -117,8 +124,10 @@ impl KeyReceipt {
     }
 }
 
-const CANNOT_KNOW: [&str; 4] = [
+const CANNOT_KNOW: [&str; 5] = [
     "What the hosts that were given the key have done with it: each may have kept it, and mounts that were open have what it opened.",
+    "Which hosts were given the key, and which backups were made, where the audit log has nothing: before its oldest entry, and, if the server was restored \
+     from a backup, between that backup and the loss of the server.",
     "Copies of the server's directory: backups, also those that the audit log no longer tells of, and snapshots of its disk. Each has the key, wrapped under the master key of \
      its time: destroy them, or that master key.",
     "What the server's database and disk keep of the key, wrapped, in places that are free: it opens with the master key of its time. Wrap all keys anew \
@@ -147,6 +156,8 @@ mod tests {
             granted: vec!["a".into()],
             given: vec![Given { host: "a".into(), last: 8 }],
             backups: vec![6],
+            log_begins: Some(4),
+            restored: vec![7],
         };
         let receipt = KeyReceipt::signed("00", gone, &audit);
         let (text, public) = (String::from_utf8(receipt.to_json()).expect("text"), audit.public());

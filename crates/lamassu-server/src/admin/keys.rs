@@ -1,9 +1,9 @@
 //! An administrator's requests about keys: grants, retirement, deletion, and another master key.
 
 use crate::administered::Administered;
-use crate::audit::{AuditEntry, Event};
+use crate::audit::{AuditEntry, ChainedEntry, Event};
 use crate::keys::{Master, load, source_in};
-use crate::state::{Key, Use};
+use crate::state::{KeptKey, Key, Use};
 use crate::{Result, ServerError};
 use data_encoding::HEXLOWER;
 use lamassu_keys::providers::server::is_name;
@@ -143,19 +143,22 @@ fn shown(of: &Administered) -> Result<Vec<ShownKey>> {
 
 /// Deletes a retired key. For a key that was deleted before, the answer is the same again.
 fn delete(of: &Administered, name: &str) -> Result<KeyAnswer> {
-    if let Some(Key::Active(kept) | Key::Retired(kept)) = of.state.key(name)? {
-        let mut gone = GoneKey {
-            key: name.into(),
-            made: kept.made,
-            made_by: kept.made_by.clone(),
-            digest: kept.digest.clone(),
-            deleted: unix_now(),
-            granted: granted(of, name),
-            given: Vec::new(),
-            backups: Vec::new(),
-        };
-        look_back(of, &mut gone)?;
-        of.state.delete_key(&gone)?;
+    match of.state.key(name)? {
+        Some(Key::Active(_)) => return Err(ServerError::KeyInUse { name: name.into() }),
+        Some(Key::Retired(_)) => {
+            let (mut found, mut looked) = (OnRecord::default(), 0);
+            of.state.read_audit(|place, excerpt| {
+                found.take(name, &excerpt.entries);
+                looked = excerpt.end(place).number;
+                Ok(())
+            })?;
+            // What was recorded since then is looked at in the transaction.
+            of.state.delete_key(name, looked, |kept, since| {
+                found.take(name, since);
+                found.gone(name, kept, granted(of, name))
+            })?;
+        }
+        Some(Key::Deleted(_)) | None => {}
     }
     match of.state.key(name)? {
         Some(Key::Deleted(gone)) => Ok(KeyAnswer::Gone { server: HEXLOWER.encode(&of.authority.digest()), gone }),
@@ -163,23 +166,53 @@ fn delete(of: &Administered, name: &str) -> Result<KeyAnswer> {
     }
 }
 
-/// Adds what the audit log has about a key that is about to be deleted.
-fn look_back(of: &Administered, gone: &mut GoneKey) -> Result<()> {
-    let mut given = BTreeMap::new();
-    of.state.read_audit(|_, excerpt| {
-        for kept in &excerpt.entries {
+/// What the audit log has about a key. Its entries count by their order: the clock may have been set between two.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct OnRecord {
+    /// when the first entry was made
+    begins: Option<u64>,
+    given: BTreeMap<String, u64>,
+    backups: Vec<u64>,
+    restored: Vec<u64>,
+}
+
+impl OnRecord {
+    /// The next entries.
+    fn take(&mut self, name: &str, entries: &[ChainedEntry]) {
+        for kept in entries {
             // An entry that was changed is skipped.
             let Ok(AuditEntry { time, event, .. }) = serde_json::from_str(&kept.entry) else { continue };
+            self.begins.get_or_insert(time);
             match event {
-                Event::KeyGiven { host, key } if key == gone.key => drop(given.insert(host, time)),
-                Event::BackupBegun if time >= gone.made => gone.backups.push(time),
+                // What was before does not have it.
+                Event::KeyMade { key, .. } if key == name => {
+                    self.backups.clear();
+                    self.restored.clear();
+                }
+                Event::KeyGiven { host, key } if key == name => drop(self.given.insert(host, time)),
+                Event::BackupBegun => self.backups.push(time),
+                Event::MadeFromBackup => self.restored.push(time),
                 _ => {}
             }
         }
-        Ok(())
-    })?;
-    gone.given = given.into_iter().map(|(host, last)| Given { host, last }).collect();
-    Ok(())
+    }
+
+    /// The statement about the key, which is deleted now.
+    fn gone(&mut self, name: &str, kept: &KeptKey, granted: Vec<String>) -> GoneKey {
+        let OnRecord { begins, given, backups, restored } = std::mem::take(self);
+        GoneKey {
+            key: name.into(),
+            made: kept.made,
+            made_by: kept.made_by.clone(),
+            digest: kept.digest.clone(),
+            deleted: unix_now(),
+            granted,
+            given: given.into_iter().map(|(host, last)| Given { host, last }).collect(),
+            backups,
+            log_begins: begins,
+            restored,
+        }
+    }
 }
 
 /// Rewraps all keys under the master key that the configuration names now; `from`: the previous one. The server must
@@ -197,4 +230,47 @@ pub fn rewrap(dir: &Path, from: &KeySource) -> Result<u64> {
         let key = before.unwrap(name, wrapped)?;
         master.wrap(name, &key).ok()
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The clock was set back again and again: a backup that came after the key has it, whatever the times say.
+    #[test]
+    fn what_is_on_record_of_a_key_goes_by_the_order_of_the_log() {
+        let events = [
+            Event::MadeFromBackup,
+            Event::BackupBegun,
+            Event::KeyMade { host: "a".into(), key: "other".into() },
+            Event::KeyMade { host: "a".into(), key: "k".into() },
+            Event::KeyGiven { host: "a".into(), key: "k".into() },
+            Event::BackupBegun,
+            Event::KeyGiven { host: "b".into(), key: "other".into() },
+            Event::MadeFromBackup,
+            Event::KeyGiven { host: "a".into(), key: "k".into() },
+            Event::BackupBegun,
+        ];
+        let entry = |(number, event): (u64, Event)| {
+            let entry = AuditEntry { number, time: 100 - number, event };
+            ChainedEntry { head: [0; 32], entry: serde_json::to_string(&entry).expect("serializes") }
+        };
+        let entries: Vec<_> = (1..).zip(events).map(entry).collect();
+        for cut in 0..entries.len() {
+            let mut found = OnRecord::default();
+            found.take("k", &entries[..cut]);
+            found.take("k", &entries[cut..]);
+            let expected = OnRecord {
+                begins: Some(99),
+                given: [("a".to_owned(), 91)].into(),
+                backups: vec![94, 90],
+                restored: vec![92],
+            };
+            assert_eq!(found, expected);
+        }
+        // The log no longer has the making of the key: then all that it has may be about it.
+        let mut found = OnRecord::default();
+        found.take("k", &entries[4..]);
+        assert_eq!((found.begins, found.backups), (Some(95), vec![94, 90]));
+    }
 }

@@ -20,8 +20,10 @@ const ANCHORS: &str = "anchors/";
 const AWAY: &str = "away/";
 const NEW: &str = "new/";
 const ROWS: &str = "rows/";
+/// Where the numbers of transactions are, by what they are on.
+const LAST: &str = "last/";
 
-/// By generation, while its table is open: how often it was opened.
+/// By generation, while somebody holds it: how often its table was opened.
 type Openings = Arc<Mutex<HashMap<String, Arc<Opening>>>>;
 
 /// The number of the newest opening of a table. Only the newest one reads and commits. The lock is held for writing by
@@ -61,8 +63,15 @@ impl EtcdAnchors {
         Ok(EtcdAnchors { cluster: cluster.clone(), openings: Openings::default() })
     }
 
-    fn opening(&self, generation: &str) -> Arc<Opening> {
-        self.openings.lock().entry(generation.to_owned()).or_default().clone()
+    fn hold(&self, generation: String) -> Held {
+        let opening = self.openings.lock().entry(generation.clone()).or_default().clone();
+        Held { cluster: self.cluster.clone(), openings: self.openings.clone(), generation, opening }
+    }
+
+    /// For tests: how many generations are held.
+    #[doc(hidden)]
+    pub fn held(&self) -> usize {
+        self.openings.lock().len()
     }
 
     /// A name under which no anchor of a vault was retired yet.
@@ -83,6 +92,36 @@ impl EtcdAnchors {
     }
 }
 
+/// A generation that is used. What is known of it here goes with its last user.
+struct Held {
+    cluster: Arc<Cluster>,
+    openings: Openings,
+    generation: String,
+    opening: Arc<Opening>,
+}
+
+impl Held {
+    /// Opens the table once more, and carries out what was committed to it before. Returns the number of this opening.
+    fn open(&self) -> Result<u64> {
+        let mut newest = self.opening.write();
+        *newest += 1;
+        self.cluster.recover(&self.generation)?;
+        Ok(*newest)
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        {
+            // Of the last one that is used, two are left: this one's and the map's. Others are had under this lock.
+            let mut openings = self.openings.lock();
+            let is_last = Arc::strong_count(&self.opening) == 2;
+            openings.retain(|generation, _| !(is_last && *generation == self.generation));
+        }
+        self.cluster.forget_last(&self.generation);
+    }
+}
+
 /// The name of a retired anchor: with a number from the second one of a vault on, as with files.
 fn away(id: &str, number: u64) -> String {
     if number == 1 { format!("{AWAY}{id}") } else { format!("{AWAY}{id}-{number}") }
@@ -100,6 +139,8 @@ pub fn fresh_number() -> Result<String> {
 
 /// Removes rows that belong to no anchor.
 fn remove(cluster: &Cluster, generation: &str) -> Result<()> {
+    // What was tried on them is not carried out after that.
+    cluster.end_tries(generation)?;
     // In batches: deleting that many rows at once would block etcd for seconds.
     let rows = cluster.key(&format!("{ROWS}{generation}/"));
     loop {
@@ -110,8 +151,10 @@ fn remove(cluster: &Cluster, generation: &str) -> Result<()> {
         }
     }
     cluster.transact(LIST, &[Op::DeleteAll(cluster.journal(generation))])?;
-    let ops = [NEW, "last/"].map(|at| Op::Delete(cluster.key(&format!("{at}{generation}"))));
-    cluster.transact(LIST, &ops)
+    let ops = [NEW, LAST].map(|at| Op::Delete(cluster.key(&format!("{at}{generation}"))));
+    cluster.transact(LIST, &ops)?;
+    cluster.forget_last(generation);
+    Ok(())
 }
 
 impl AnchorStore for EtcdAnchors {
@@ -132,31 +175,20 @@ impl AnchorStore for EtcdAnchors {
         let missing = || AnchorError::Missing { path: self.name(id).into() };
         let generation = self.generation(ANCHORS, id).map_err(|error| in_anchor("find", error))?;
         let generation = generation.ok_or_else(missing)?;
-        let opening = self.opening(&generation);
-        let number = {
-            let mut newest = opening.write();
-            *newest += 1;
-            self.cluster.recover(&generation).map_err(|error| in_anchor("recover", error))?;
-            *newest
-        };
-        let (cluster, openings) = (self.cluster.clone(), self.openings.clone());
-        Ok(Arc::new(EtcdTable { cluster, generation, is_new: false, openings, opening, number }))
+        let held = self.hold(generation);
+        let number = held.open().map_err(|error| in_anchor("recover", error))?;
+        Ok(Arc::new(EtcdTable { held, is_new: false, number }))
     }
 
     fn begin(&self, id: &VaultId) -> std::result::Result<Box<dyn NewAnchor>, AnchorError> {
         let generation = fresh_number().map_err(|error| in_anchor("make", error))?;
-        let is_new = Op::Put(self.cluster.key(&format!("{NEW}{generation}")), Vec::new());
-        self.cluster.transact(LIST, &[is_new]).map_err(|error| in_anchor("make", error))?;
-        let opening = Arc::default();
-        let table = EtcdTable {
-            cluster: self.cluster.clone(),
-            generation: generation.clone(),
-            is_new: true,
-            openings: self.openings.clone(),
-            opening,
-            number: 0,
-        };
-        let table = Arc::new(table);
+        // With a number of the last transaction: the first one compares that, which is there only as long as the rows
+        // may be used. Without it the first one could be carried out when the rows were removed.
+        let is_new = [NEW, LAST].map(|at| Op::Put(self.cluster.key(&format!("{at}{generation}")), Vec::new()));
+        self.cluster.transact(LIST, &is_new).map_err(|error| in_anchor("make", error))?;
+        let (cluster, openings, opening) = (self.cluster.clone(), self.openings.clone(), Arc::default());
+        let held = Held { cluster, openings, generation: generation.clone(), opening };
+        let table = Arc::new(EtcdTable { held, is_new: true, number: 0 });
         Ok(Box::new(NewRows { cluster: self.cluster.clone(), generation: Some(generation), id: *id, table }))
     }
 
@@ -164,12 +196,7 @@ impl AnchorStore for EtcdAnchors {
         let Some(generation) = self.generation(ANCHORS, id)? else { return Ok(false) };
         let id = id.to_string();
         // An interrupted commit belongs to the anchor.
-        let opening = self.opening(&generation);
-        {
-            let mut newest = opening.write();
-            *newest += 1;
-            self.cluster.recover(&generation)?;
-        }
+        self.hold(generation.clone()).open()?;
         let mut ops = vec![Op::Delete(self.cluster.key(&format!("{ANCHORS}{id}")))];
         ops.push(Op::Put(self.free_away(&id)?, generation.into_bytes()));
         self.cluster.transact(LIST, &ops).map(|()| true)
@@ -224,26 +251,11 @@ impl Drop for NewRows {
 
 /// The table of an anchor.
 struct EtcdTable {
-    cluster: Arc<Cluster>,
-    generation: String,
+    held: Held,
     /// Only the put that creates it uses it yet, so its commits need not be atomic.
     is_new: bool,
-    openings: Openings,
-    opening: Arc<Opening>,
     /// The number of this opening.
     number: u64,
-}
-
-impl Drop for EtcdTable {
-    fn drop(&mut self) {
-        {
-            // Of the last one that is open, two are left: this one's and the map's. Others are had under this lock.
-            let mut openings = self.openings.lock();
-            let is_last = Arc::strong_count(&self.opening) == 2;
-            openings.retain(|generation, _| !(is_last && *generation == self.generation));
-        }
-        self.cluster.forget_last(&self.generation);
-    }
 }
 
 impl EtcdTable {
@@ -251,13 +263,13 @@ impl EtcdTable {
     fn check(&self, newest: u64) -> Result<()> {
         match self.number == newest {
             true => Ok(()),
-            false => Err(self.cluster.failed("this anchor was opened again, since a commit was in doubt")),
+            false => Err(self.held.cluster.failed("this anchor was opened again, since a commit was in doubt")),
         }
     }
 
     fn key(&self, space: Space, key: &[u8]) -> Vec<u8> {
         let number = Space::ALL.iter().position(|one| *one == space).unwrap_or_default();
-        let mut all = self.cluster.key(&format!("{ROWS}{}/{number}", self.generation));
+        let mut all = self.held.cluster.key(&format!("{ROWS}{}/{number}", self.held.generation));
         all.extend(key);
         all
     }
@@ -277,9 +289,9 @@ impl EtcdTable {
         loop {
             let page = {
                 // The first page must not fall into a commit. Later pages have the same revision.
-                let whole = (revision == 0).then(|| self.opening.read());
+                let whole = (revision == 0).then(|| self.held.opening.read());
                 whole.as_ref().map_or(Ok(()), |newest| self.check(**newest))?;
-                self.cluster.page(&from, &to, revision)?
+                self.held.cluster.page(&from, &to, revision)?
             };
             revision = page.revision;
             for (key, value) in page.pairs {
@@ -298,9 +310,9 @@ impl EtcdTable {
 
 impl Table for EtcdTable {
     fn get(&self, space: Space, key: &[u8]) -> std::result::Result<Option<Vec<u8>>, AnchorError> {
-        let whole = self.opening.read();
+        let whole = self.held.opening.read();
         self.check(*whole)
-            .and_then(|()| self.cluster.get(&self.key(space, key)))
+            .and_then(|()| self.held.cluster.get(&self.key(space, key)))
             .map_err(|error| in_anchor("read", error))
     }
 
@@ -326,7 +338,7 @@ impl Table for EtcdTable {
     }
 
     fn commit(&self, changes: &[Change]) -> std::result::Result<(), AnchorError> {
-        let alone = self.opening.write();
+        let alone = self.held.opening.write();
         self.check(*alone).map_err(|error| in_anchor("commit to", error))?;
         let op = |Change { space, key, value }: &Change| match value {
             Some(value) => Op::Put(self.key(*space, key), value.clone()),
@@ -335,8 +347,8 @@ impl Table for EtcdTable {
         let ops = changes.iter().map(op).collect();
         // Nothing of this generation is read or opened meanwhile.
         let done = match self.is_new {
-            true => self.cluster.commit_in_pieces(&self.generation, ops),
-            false => self.cluster.commit(&self.generation, ops),
+            true => self.held.cluster.commit_in_pieces(&self.held.generation, ops),
+            false => self.held.cluster.commit(&self.held.generation, ops),
         };
         done.map_err(|error| in_anchor("commit to", error))
     }

@@ -112,7 +112,7 @@ impl Cluster {
     }
 
     /// Makes sure that no earlier attempt without an answer is carried out after this.
-    fn end_tries(&self, name: &str) -> Result<()> {
+    pub(super) fn end_tries(&self, name: &str) -> Result<()> {
         let mut tried = self.transact(name, &[]);
         // Only one of the unanswered attempts can overtake this one, and there are few.
         for _ in 0..TRIES_MAX {

@@ -13,7 +13,7 @@ use crate::{Result, ServerError, dir};
 use data_encoding::HEXLOWER;
 use lamassu_anchor::table::Change;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -164,7 +164,9 @@ pub fn to_etcd(dir: &Path) -> Result<Moved> {
         return match is_own {
             true => {
                 let anchors = Files::to_look_at(dir).all()?.len();
-                put_files_away(dir, &lead).map(|()| Moved { anchors })
+                put_files_away(dir)?;
+                lead.give_up();
+                Ok(Moved { anchors })
             }
             false => Err(ServerError::FullEtcd { name: etcd.name() }),
         };
@@ -185,7 +187,9 @@ pub fn to_etcd(dir: &Path) -> Result<Moved> {
     cluster.put_state(&state)?;
     drop(state);
     cluster.put_authority(&authority, &number)?;
-    put_files_away(dir, &lead).map(|()| moved)
+    put_files_away(dir)?;
+    lead.give_up();
+    Ok(moved)
 }
 
 /// The number of a directory's move, which is stored there until the move is done.
@@ -201,9 +205,9 @@ fn move_number(dir: &Path) -> Result<String> {
 }
 
 /// Renames the files whose content is in etcd, the state last: while that is in place, the move is not done.
-fn put_files_away(dir: &Path, lead: &Lead) -> Result<()> {
+fn put_files_away(dir: &Path) -> Result<()> {
     for name in [anchor_store::DIR, state::FILE] {
-        let (from, to) = (dir.join(name), dir.join(format!("{name}.{MOVED}")));
+        let (from, to) = (dir.join(name), free_moved(dir, name));
         match fs::rename(&from, &to) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
             done => done.map_err(ServerError::file("rename", &from))?,
@@ -211,6 +215,39 @@ fn put_files_away(dir: &Path, lead: &Lead) -> Result<()> {
         anchor_store::sync(dir)?;
     }
     let _ = fs::remove_file(dir.join(MOVE));
-    lead.give_up();
     Ok(())
+}
+
+/// A name that no earlier move has given to what it left: with a number from the second one on.
+fn free_moved(dir: &Path, name: &str) -> PathBuf {
+    let (mut to, mut number) = (dir.join(format!("{name}.{MOVED}")), 1_u64);
+    while to.symlink_metadata().is_ok() {
+        number += 1;
+        to = dir.join(format!("{name}-{number}.{MOVED}"));
+    }
+    to
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A server that was in files again has moved to etcd twice.
+    #[test]
+    fn a_second_move_leaves_what_the_first_one_left() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = |name: &str| dir.path().join(name);
+        for round in ["1", "2", "3"] {
+            fs::create_dir(path(anchor_store::DIR)).expect("makes");
+            fs::write(path(anchor_store::DIR).join("v.anchor"), round).expect("writes");
+            fs::write(path(state::FILE), round).expect("writes");
+            put_files_away(dir.path()).expect("renames");
+            put_files_away(dir.path()).expect("there is nothing left to do");
+        }
+        let read = |name: &str| fs::read_to_string(path(name)).expect(name);
+        for (round, number) in [("1", ""), ("2", "-2"), ("3", "-3")] {
+            assert_eq!(read(&format!("anchors{number}.moved/v.anchor")), round);
+            assert_eq!(read(&format!("state.redb{number}.moved")), round);
+        }
+    }
 }

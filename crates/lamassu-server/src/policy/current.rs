@@ -5,30 +5,28 @@
 //! By then a host that follows what it is told has committed what it had queued, so a reload costs no honest host
 //! anything.
 //!
-//! The text in force is also stored in a file of its own, so that a restarted server knows what hosts were last told.
+//! The text in force is part of the durable state, and so is the one before: a server that restarts, or takes over,
+//! knows what hosts were told last. It gives grace for what was in force, and for nothing else: a text that is not in
+//! the state was never in force.
 
 use super::{FILE, Policy, Subject, parse};
+use crate::Result;
 use crate::audit::Event;
 use crate::metrics::Metrics;
 use crate::refused::{At, Lost, Refused};
-use crate::state::State;
-use crate::{Result, ServerError};
+use crate::state::{State, Taken};
 use data_encoding::HEXLOWER;
 use lamassu_crypto::wrap::sha256;
+use lamassu_keys::unix_now;
 use lamassu_lease::{Millis, Terms};
 use lamassu_rpc::clock::now;
 use lamassu_rpc::limits::{Forbidden, Limits};
 use parking_lot::{Mutex, RwLock};
 use std::collections::HashMap;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The text in force, in the server's directory.
-const APPLIED: &str = "policy.applied";
-/// The previous text. The file's age is the time since that policy was replaced.
-const BEFORE: &str = "policy.before";
 /// Minimum time between two entries of the audit log about the same refusal.
 const NOTED_EVERY: Duration = Duration::from_secs(60);
 /// Refusals that are remembered for that.
@@ -65,10 +63,10 @@ pub struct Policies {
     metrics: Metrics,
 }
 
-/// Whether a file was written within this time. A time in the future counts too, since the clock may have been set.
-fn is_younger(path: &Path, time: Millis) -> bool {
-    let written = path.metadata().and_then(|metadata| metadata.modified());
-    written.is_ok_and(|at| at.elapsed().map_or(true, |age| age < Duration::from_millis(time.0)))
+/// Whether this time, seconds since 1970, was at most so long ago. A time in the future counts too, since the clock may
+/// have been set.
+fn is_younger(at: u64, time: Millis) -> bool {
+    unix_now().saturating_sub(at).saturating_mul(1000) < time.0
 }
 
 fn digest(text: &str) -> String {
@@ -76,29 +74,37 @@ fn digest(text: &str) -> String {
 }
 
 impl Policies {
-    /// The policies of a server's directory.
+    /// The policies of a server's directory and state.
     ///
     /// # Errors
-    /// [`ServerError::Config`], [`ServerError::File`].
+    /// [`ServerError::Config`], [`ServerError::File`]; those of the state.
     pub fn start(dir: &Path, terms: Terms, (state, metrics): (Arc<State>, Metrics)) -> Result<Policies> {
         let (policy, text) = Policy::read(dir)?;
-        // A text that does not parse, for example of a later version, was never in force here.
-        let applied = super::file::read_text(dir, APPLIED)?.unwrap_or_default();
         let grace = Millis(2 * terms.term().0);
-        // Sessions that reconnect may have begun under the previous policy: their grace starts again.
-        let before = match is_younger(&dir.join(BEFORE), grace) {
-            true => super::file::read_text(dir, BEFORE)?,
-            false => None,
+        let parsed = |text: String| parse(&text).ok().map(|policy| (policy, text));
+        let (applied, before) = match state.policy_taken()? {
+            Some(Taken { text, before }) => (parsed(text), before),
+            None => (None, None),
         };
-        let first = before.as_ref().unwrap_or(&applied);
-        let (now, earlier) = (Arc::new(parse(first).unwrap_or_default()), Vec::new());
-        let inner = Inner { number: PolicyNo(0), now, text: first.clone(), earlier };
+        // Sessions that reconnect may have begun under the previous policy: their grace starts again.
+        let before = before.filter(|(_, replaced)| is_younger(*replaced, grace)).and_then(|(text, _)| parsed(text));
+        let is_known = applied.is_some();
+        let (first, next) = match (before, applied) {
+            (Some(before), Some(applied)) => (before, Some(applied)),
+            (None, Some(applied)) => (applied, None),
+            // None was in force, or a server of a later version has written it: there is no grace for that.
+            (_, None) => ((policy.clone(), text.clone()), None),
+        };
+        let inner = Inner { number: PolicyNo(0), now: Arc::new(first.0), text: first.1, earlier: Vec::new() };
         let noted = Mutex::default();
         let policies = Policies { dir: dir.into(), grace, inner: RwLock::new(inner), noted, state, metrics };
-        if before.is_some() {
-            policies.follow(parse(&applied).unwrap_or_default(), applied);
+        if let Some((applied, text)) = next {
+            policies.follow(applied, text);
         }
-        policies.apply_unless_same(policy, text)?;
+        match is_known {
+            true => policies.apply_unless_same(policy, text)?,
+            false => policies.make_durable(&policy, &text)?,
+        }
         Ok(policies)
     }
 
@@ -116,20 +122,21 @@ impl Policies {
         if self.inner.read().text == text {
             return Ok(());
         }
-        let (path, before) = (self.dir.join(APPLIED), self.dir.join(BEFORE));
-        // A crash loses these files, and so the grace of sessions that were told of the previous policy.
-        fs::write(&before, &self.inner.read().text).map_err(ServerError::file("write", &before))?;
-        fs::write(&path, &text).map_err(ServerError::file("write", &path))?;
-        let rules = policy.len() as u64;
-        if !(policy.is_empty() && self.now().1.is_empty()) {
-            self.state.note(Event::PolicyTaken { rules, digest: digest(&text) })?;
-        }
+        self.make_durable(&policy, &text)?;
         if policy.is_empty() && !self.now().1.is_empty() {
             tracing::warn!("the policy has no rules any more: everything is allowed");
         }
+        let rules = policy.len();
         self.follow(policy, text);
         tracing::info!(rules, "the policy is in force");
         Ok(())
+    }
+
+    /// Stores the text that is to be in force: a server that takes over gives no grace to what it has not seen.
+    fn make_durable(&self, policy: &Policy, text: &str) -> Result<()> {
+        let has_rules = !policy.is_empty() || !self.now().1.is_empty();
+        let event = || Event::PolicyTaken { rules: policy.len() as u64, digest: digest(text) };
+        self.state.take_policy(text, unix_now(), has_rules.then(event))
     }
 
     /// Puts another policy in force.
@@ -221,5 +228,61 @@ pub struct LimitsCache(HashMap<PolicyNo, Arc<Limits>>);
 impl LimitsCache {
     fn of(&mut self, number: PolicyNo, limits: impl FnOnce() -> Limits) -> Arc<Limits> {
         self.0.entry(number).or_insert_with(|| Arc::new(limits())).clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lamassu_format::{Domain, Profile, Suite};
+    use std::fs;
+
+    const NO_PLAIN: &str = "[[rule]]\nname = \"r\"\nforbid.protections = [\"none\"]\n";
+
+    /// A server that starts with this file, on this state.
+    fn start(dir: &Path, state: &Arc<State>, text: &str) -> Policies {
+        fs::write(dir.join(FILE), text).expect("writes");
+        Policies::start(dir, Terms::DEFAULT, (state.clone(), Metrics::default())).expect("starts")
+    }
+
+    /// Whether a plain file is forbidden to a session that was told of this policy last.
+    fn forbids(policies: &Policies, knows: PolicyNo) -> bool {
+        let (suite, domain) = (Suite::Aes, Domain::Zone);
+        let subject = Subject { host: "a".into(), vault: "00".repeat(16), suite, domain };
+        let plain = Profile::of_number(3).expect("none");
+        let limits = policies.limits(&subject, knows, &mut LimitsCache::default());
+        limits.iter().all(|limits| limits.forbids(plain).is_some())
+    }
+
+    /// A session from before a start may follow what was in force then. What is only in a file of the directory was
+    /// not: a replica that stood by has an old one, and a crash leaves an empty one.
+    #[test]
+    fn who_began_before_a_start_has_grace_for_what_was_in_force_and_for_nothing_else() {
+        const FIRST: PolicyNo = PolicyNo(0);
+        let dir = tempfile::tempdir().expect("a directory");
+        for left in [None, Some(""), Some("# an older one")] {
+            if let Some(text) = left {
+                fs::write(dir.path().join("policy.applied"), text).expect("writes");
+            }
+            let state = tempfile::tempdir().expect("a directory");
+            let state = Arc::new(State::make(state.path()).expect("makes"));
+            assert!(forbids(&start(dir.path(), &state, NO_PLAIN), FIRST), "{left:?}");
+            assert!(forbids(&start(dir.path(), &state, NO_PLAIN), FIRST), "{left:?}");
+        }
+        let state = Arc::new(State::make(dir.path()).expect("makes"));
+        assert!(!forbids(&start(dir.path(), &state, ""), FIRST));
+        let policies = start(dir.path(), &state, NO_PLAIN);
+        assert!(!forbids(&policies, FIRST) && forbids(&policies, policies.number()));
+        let policies = start(dir.path(), &state, NO_PLAIN);
+        assert!(!forbids(&policies, FIRST) && forbids(&policies, policies.number()), "another start right behind");
+        // It was replaced long ago.
+        let long_ago = unix_now() - 3 * Terms::DEFAULT.term().0 / 1000;
+        state.take_policy("", long_ago, None).expect("writes");
+        state.take_policy(NO_PLAIN, long_ago, None).expect("writes");
+        assert!(forbids(&start(dir.path(), &state, NO_PLAIN), FIRST));
+        // A later version has put it into force, and what was before counts for nobody.
+        state.take_policy("", unix_now(), None).expect("writes");
+        state.take_policy("words = \"unknown\"", unix_now(), None).expect("writes");
+        assert!(forbids(&start(dir.path(), &state, NO_PLAIN), FIRST));
     }
 }

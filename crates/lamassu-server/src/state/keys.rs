@@ -4,7 +4,7 @@
 //! They are wrapped, and of no use without the master key of their time.
 
 use super::{HOSTS, Host, State};
-use crate::audit::Event;
+use crate::audit::{self, ChainedEntry, Event};
 use crate::caller::Caller;
 use crate::writing::{AnyTable, Writing};
 use crate::{Result, ServerError};
@@ -274,7 +274,11 @@ impl State {
     }
 
     /// Changes a key that was not deleted.
-    fn change_key(&self, name: &str, change: impl FnOnce(KeptKey, bool, &mut Vec<Event>) -> Result<Key>) -> Result<()> {
+    fn change_key(
+        &self,
+        name: &str,
+        change: impl FnOnce(&Writing<'_>, KeptKey, bool, &mut Vec<Event>) -> RedbResult<Result<Key>>,
+    ) -> Result<()> {
         let no_key = || ServerError::NoKey { name: name.into() };
         self.write(|write, events| {
             let (kept, is_retired) = match get(write, name)? {
@@ -283,7 +287,7 @@ impl State {
                 Some(Key::Deleted(_)) => return Ok(Err(ServerError::KeyDeleted { name: name.into() })),
                 None => return Ok(Err(no_key())),
             };
-            match change(kept, is_retired, events) {
+            match change(write, kept, is_retired, events)? {
                 Ok(key) => put(write, name, &key).map(Ok),
                 Err(error) => Ok(Err(error)),
             }
@@ -295,24 +299,31 @@ impl State {
     /// # Errors
     /// [`ServerError::NoKey`], [`ServerError::KeyDeleted`], [`ServerError::Database`].
     pub fn retire_key(&self, name: &str, is_retired: bool) -> Result<()> {
-        self.change_key(name, |kept, _, events| {
+        self.change_key(name, |_, kept, _, events| {
             let key = name.to_owned();
             events.push(if is_retired { Event::KeyRetired { key } } else { Event::KeyReinstated { key } });
-            Ok(if is_retired { Key::Retired(kept) } else { Key::Active(kept) })
+            Ok(Ok(if is_retired { Key::Retired(kept) } else { Key::Active(kept) }))
         })
     }
 
-    /// Deletes a key that was retired.
+    /// Deletes a key that was retired. `gone` gets what was kept of it, and the entries of the audit log after `looked`
+    /// at that moment, and says what is left on record.
     ///
     /// # Errors
     /// [`ServerError::NoKey`], [`ServerError::KeyDeleted`], [`ServerError::KeyInUse`], [`ServerError::Database`].
-    pub fn delete_key(&self, gone: &GoneKey) -> Result<()> {
-        self.change_key(&gone.key, |kept, is_retired, events| {
+    pub fn delete_key(
+        &self,
+        name: &str,
+        looked: u64,
+        gone: impl FnOnce(&KeptKey, &[ChainedEntry]) -> GoneKey,
+    ) -> Result<()> {
+        self.change_key(name, |write, kept, is_retired, events| {
             if !is_retired {
-                return Err(ServerError::KeyInUse { name: gone.key.clone() });
+                return Ok(Err(ServerError::KeyInUse { name: name.into() }));
             }
-            events.push(Event::KeyDeleted { key: gone.key.clone(), digest: kept.digest });
-            Ok(Key::Deleted(gone.clone()))
+            let gone = gone(&kept, &audit::entries_after(write, looked)?);
+            events.push(Event::KeyDeleted { key: name.into(), digest: kept.digest });
+            Ok(Ok(Key::Deleted(gone)))
         })
     }
 

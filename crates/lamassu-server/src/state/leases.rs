@@ -16,9 +16,9 @@ const EXCLUSIVE: u8 = 2;
 const ABANDONED: u8 = 3;
 /// The vault's anchor is kept here.
 pub(super) const KEPT: u8 = 4;
-/// The vault's anchor is about to be kept here, or put away; the value is as that of [`KEPT`].
+/// The vault's anchor is about to be kept here; the value is as that of [`KEPT`].
 const ON_ITS_WAY: u8 = 5;
-/// The vault's anchor was kept here and is retired; the value is what that of [`KEPT`] was.
+/// The vault's anchor was kept here and is retired, or about to be; the value is what that of [`KEPT`] was.
 pub(super) const RETIRED: u8 = 6;
 
 /// The value of the row that notes that an anchor is kept here: the vault around it, if it is a dataset's.
@@ -188,14 +188,37 @@ impl State {
     /// # Errors
     /// [`ServerError::Database`].
     pub fn note_found(&self, vault: &VaultId) -> Result<()> {
+        self.keep_in_place(vault, |_| Event::AnchorFound { vault: vault.to_string() })
+    }
+
+    /// The same of an anchor that a host has put here again: when it came, it was not certain that it had.
+    ///
+    /// # Errors
+    /// [`ServerError::Database`].
+    pub fn note_kept_after_all(&self, host: &str, vault: &VaultId) -> Result<()> {
+        self.keep_in_place(vault, |lies_in| Event::AnchorPut { host: host.into(), vault: vault.to_string(), lies_in })
+    }
+
+    /// Notes that the anchor of a vault is kept here, where it was about to be or has been.
+    fn keep_in_place(&self, vault: &VaultId, event: impl FnOnce(Option<String>) -> Event) -> Result<()> {
         self.write(|write, events| {
             let mut table = write.open_table(LEASES)?;
-            let around = table.remove(&lease_key(vault, ON_ITS_WAY, 0)[..])?.map(|row| row.value().to_vec());
-            table.insert(&lease_key(vault, KEPT, 0)[..], &around.unwrap_or_default()[..])?;
-            events.push(Event::AnchorFound { vault: vault.to_string() });
+            let around = take_place(&mut table, vault, &[ON_ITS_WAY, RETIRED])?.unwrap_or_default();
+            table.insert(&lease_key(vault, KEPT, 0)[..], &around[..])?;
+            let lies_in = around.try_into().map(|around| VaultId(around).to_string()).ok();
+            events.push(event(lies_in));
             Ok(())
         })?;
         self.look_at_datasets()
+    }
+
+    /// Whether the anchor of a dataset was about to be kept here, in this vault, and was not noted since.
+    ///
+    /// # Errors
+    /// [`ServerError::Database`].
+    pub fn is_on_its_way(&self, dataset: &VaultId, around: &VaultId) -> Result<bool> {
+        let key = lease_key(dataset, ON_ITS_WAY, 0);
+        self.read(|read| Ok(read.open_table(LEASES)?.get(&key[..])?.is_some_and(|row| row.value() == around.0)))
     }
 
     /// Notes that the anchor of a vault is about to be retired, so it does not count as missing afterwards. If the
@@ -206,9 +229,8 @@ impl State {
     pub fn will_put_away(&self, vault: &VaultId) -> Result<()> {
         self.write(|write, _| {
             let mut table = write.open_table(LEASES)?;
-            let around = table.remove(&lease_key(vault, KEPT, 0)[..])?.map(|row| row.value().to_vec());
-            if let Some(around) = around {
-                table.insert(&lease_key(vault, ON_ITS_WAY, 0)[..], &around[..])?;
+            if let Some(around) = take_place(&mut table, vault, &[KEPT])? {
+                table.insert(&lease_key(vault, RETIRED, 0)[..], &around[..])?;
             }
             Ok(())
         })?;
@@ -223,11 +245,7 @@ impl State {
     pub fn note_not_kept(&self, vault: &VaultId, event: Event) -> Result<()> {
         self.write(|write, events| {
             let mut leases = write.open_table(LEASES)?;
-            let mut around = None;
-            for kind in [KEPT, ON_ITS_WAY] {
-                let row = leases.remove(&lease_key(vault, kind, 0)[..])?.map(|row| row.value().to_vec());
-                around = around.or(row);
-            }
+            let around = take_place(&mut leases, vault, &[KEPT, ON_ITS_WAY, RETIRED])?;
             leases.insert(&lease_key(vault, RETIRED, 0)[..], &around.unwrap_or_default()[..])?;
             let why = if matches!(event, Event::AnchorTaken { .. }) { Why::Left } else { Why::Silent };
             end_sessions(&mut leases, vault, why, events)?;
@@ -236,6 +254,42 @@ impl State {
             Ok(())
         })?;
         self.restored.write().remove(vault);
+        Ok(())
+    }
+
+    /// Brings to its end what a server has left that ended between a change of an anchor and its note. `here`: the
+    /// vaults whose anchors are here. An anchor that was about to be kept has not come. One that was about to be
+    /// retired is, and has no sessions.
+    ///
+    /// # Errors
+    /// [`ServerError::Database`], [`ServerError::Damaged`].
+    pub fn note_gone(&self, here: &[VaultId]) -> Result<()> {
+        let of_kind =
+            |kind| -> Result<BTreeSet<_>> { Ok(self.of_kind(kind)?.into_iter().map(|(vault, _)| vault).collect()) };
+        let (on_their_way, mut retired) = (of_kind(ON_ITS_WAY)?, of_kind(RETIRED)?);
+        let (attended, restored) = (self.attended()?, self.restored());
+        retired.retain(|vault| attended.contains(vault) || restored.contains(vault));
+        let mut gone: Vec<_> = on_their_way.union(&retired).copied().collect();
+        gone.retain(|vault| !here.contains(vault));
+        if gone.is_empty() {
+            return Ok(());
+        }
+        self.write(|write, events| {
+            let (mut leases, mut restored) = (write.open_table(LEASES)?, write.open_table(RESTORED)?);
+            for vault in &gone {
+                let has = |kind| leases.get(&lease_key(vault, kind, 0)[..]).map(|row| row.is_some());
+                // A server that was started on it has had it, whether it could note that or not.
+                let was_here = has(RUNS)? || has(RETIRED)?;
+                let around = take_place(&mut leases, vault, &[RETIRED, ON_ITS_WAY])?;
+                if was_here {
+                    leases.insert(&lease_key(vault, RETIRED, 0)[..], &around.unwrap_or_default()[..])?;
+                }
+                end_sessions(&mut leases, vault, Why::Silent, events)?;
+                restored.remove(&vault.0[..])?;
+            }
+            Ok(())
+        })?;
+        self.restored.write().retain(|vault, _| !gone.contains(vault));
         Ok(())
     }
 
@@ -339,6 +393,20 @@ impl State {
             Ok(())
         })
     }
+}
+
+/// Removes the rows of these kinds that say where an anchor lies. Returns the value of the first one that is there.
+fn take_place(
+    leases: &mut WriteTable<'_, &'static [u8], &'static [u8]>,
+    vault: &VaultId,
+    kinds: &[u8],
+) -> std::result::Result<Option<Vec<u8>>, redb::Error> {
+    let mut place = None;
+    for kind in kinds {
+        let row = leases.remove(&lease_key(vault, *kind, 0)[..])?.map(|row| row.value().to_vec());
+        place = place.or(row);
+    }
+    Ok(place)
 }
 
 /// Removes the sessions of a vault, and their leases.

@@ -179,6 +179,28 @@ fn the_audit_log_keeps_its_chain_when_the_oldest_entries_go() {
     assert!((5..10).contains(&kept.len()) && place.number == 47, "{} to {}", kept.len(), place.number);
 }
 
+/// A backup has the whole log of a server that keeps more of it than others do.
+#[test]
+fn a_backup_keeps_a_log_that_is_longer_than_the_usual_limit() {
+    let most = Kept::default().entries;
+    let dir = tempfile::tempdir().expect("a directory");
+    let state = State::make(dir.path()).expect("opens");
+    let entry = |number: u64| {
+        let entry = format!(r#"{{"number":{number},"time":1,"event":"backup-begun"}}"#);
+        crate::audit::ChainedEntry { head: [0; 32], entry }
+    };
+    // The first ones and the last one: what lies between takes its time.
+    for (first, count) in [(1, 1000), (most + 1, 1)] {
+        let place = crate::audit::ChainEnd { number: first - 1, head: [0; 32] };
+        let entries = (first..first + count).map(entry).collect();
+        state.put_audit(&crate::audit::Excerpt { begins: None, entries }, place).expect("writes");
+    }
+    state.fill(&Copied::default(), &[]).expect("fills");
+    let kept = state.audit(0, 2000).expect("reads").entries;
+    assert_eq!(kept.len(), 1002);
+    assert_eq!(kept[0], entry(1));
+}
+
 #[test]
 fn a_vault_that_was_put_back_waits_for_the_hosts_that_may_use_it() {
     let dir = tempfile::tempdir().expect("a directory");

@@ -1,4 +1,5 @@
 use super::*;
+use crate::ServerError;
 use crate::anchor_store::{self, Files, file_of};
 use crate::metrics::Metrics;
 use crate::policy::Policies;
@@ -10,12 +11,23 @@ use lamassu_anchor::{Digest, ObjectId, Row, Token, TokenKey, VaultRow};
 use lamassu_keys::unix_now;
 use lamassu_lease::{Call, Mode, RequestNo};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::mpsc::channel;
 
 const VAULTS: [VaultId; 3] = [VaultId([1; 16]), VaultId([2; 16]), VaultId([3; 16])];
 
 fn anchor(dir: &Path, id: &VaultId) -> PathBuf {
     file_of(&dir.join(anchor_store::DIR), id)
+}
+
+/// An anchor, of which no server has a head yet.
+fn make(path: &Path, id: VaultId) -> Arc<DiskTable> {
+    let table = Arc::new(DiskTable::create(path).unwrap());
+    let of_root = Sealed::Is(Digest([1; 32]));
+    let content = Content::Dir { record: of_root, parent: ObjectId::ROOT, name: Token([0; 16]) };
+    let root = Row { mode: 0o700, uid: 0, gid: 0, links: 1, content, attributes: of_root };
+    drop(Anchor::create(table.clone(), VaultRow::new(id, TokenKey::new([1; 32])), root).unwrap());
+    table
 }
 
 /// Three vaults in files, and a host that may use them.
@@ -28,12 +40,7 @@ fn vaults(dir: &Path) -> (Vaults, Caller) {
         state.put_token(b"token", &pending, 0).unwrap();
         assert!(state.use_token(b"token", unix_now(), &caller.key).unwrap().is_ok());
         for id in VAULTS {
-            let table = Arc::new(DiskTable::create(&anchor(dir, &id)).unwrap());
-            let of_root = Sealed::Is(Digest([1; 32]));
-            let content = Content::Dir { record: of_root, parent: ObjectId::ROOT, name: Token([0; 16]) };
-            let root = Row { mode: 0o700, uid: 0, gid: 0, links: 1, content, attributes: of_root };
-            drop(Anchor::create(table.clone(), VaultRow::new(id, TokenKey::new([1; 32])), root).unwrap());
-            table.commit(&[Head([3; 32]).change()]).unwrap();
+            make(&anchor(dir, &id), id).commit(&[Head([3; 32]).change()]).unwrap();
             state.note_kept("one", &id, None).unwrap();
         }
     }
@@ -108,4 +115,127 @@ fn a_vault_whose_rows_are_read_stays_open() {
     assert!(vaults.tick().is_ok());
     assert_eq!(open(&vaults), VAULTS[..1], "it may be used soon");
     assert_eq!([1, OPEN_MANY + 1].map(|open| vaults.may_be_unused(open)), [UNUSED, 0]);
+}
+
+/// The server ends when the anchor is retired, and the state does not know that yet; and when it is about to come.
+#[test]
+fn a_dataset_whose_anchor_was_just_retired_keeps_its_place() {
+    const INNER: VaultId = VaultId([4; 16]);
+    const NEVER_OPENED: VaultId = VaultId([5; 16]);
+    const COMING: VaultId = VaultId([6; 16]);
+    let dir = tempfile::tempdir().unwrap();
+    {
+        let (vaults, caller) = vaults(dir.path());
+        let state = vaults.state();
+        for id in [INNER, NEVER_OPENED] {
+            make(&anchor(dir.path(), &id), id).commit(&[Head([3; 32]).change()]).unwrap();
+            state.note_kept("one", &id, Some(&VAULTS[0])).unwrap();
+        }
+        let (vault, _) = attend(&vaults, &caller, &INNER);
+        drop(vault);
+        for id in [INNER, NEVER_OPENED] {
+            state.will_put_away(&id).unwrap();
+            assert!(vaults.anchors.put_away(&id).unwrap());
+        }
+        state.will_keep(&COMING, Some(&VAULTS[0])).unwrap();
+    }
+    let (vaults, _) = vaults(dir.path());
+    assert!(vaults.open_attended().is_ok_and(|count| count == 3));
+    let spoken_for =
+        |id: &VaultId| [VAULTS[0], VAULTS[1]].map(|around| vaults.state().is_spoken_for(id, &around).unwrap());
+    for id in [INNER, NEVER_OPENED] {
+        assert!(!vaults.state().keeps(&id).unwrap());
+        assert_eq!(spoken_for(&id), [false, true], "{id}");
+    }
+    assert_eq!(spoken_for(&COMING), [false; 2]);
+    assert!(vaults.state().attended().unwrap().is_empty(), "its sessions have ended");
+    let again = vaults.state().copied().unwrap();
+    assert_eq!(again.lay_in.len(), 2, "{again:?}");
+}
+
+/// Files, of which one install does its work and fails all the same.
+struct Doubtful {
+    files: Files,
+    fails: Arc<AtomicBool>,
+}
+
+struct DoubtfulNew(Box<dyn NewAnchor>, Arc<AtomicBool>);
+
+impl AnchorStore for Doubtful {
+    fn all(&self) -> Result<Vec<VaultId>> {
+        self.files.all()
+    }
+
+    fn has(&self, id: &VaultId) -> Result<bool> {
+        self.files.has(id)
+    }
+
+    fn open(&self, id: &VaultId) -> std::result::Result<Arc<dyn Table>, AnchorError> {
+        self.files.open(id)
+    }
+
+    fn begin(&self, id: &VaultId) -> std::result::Result<Box<dyn NewAnchor>, AnchorError> {
+        Ok(Box::new(DoubtfulNew(self.files.begin(id)?, self.fails.clone())))
+    }
+
+    fn put_away(&self, id: &VaultId) -> Result<bool> {
+        self.files.put_away(id)
+    }
+
+    fn free(&self) -> u64 {
+        self.files.free()
+    }
+
+    fn name(&self, id: &VaultId) -> String {
+        self.files.name(id)
+    }
+}
+
+impl NewAnchor for DoubtfulNew {
+    fn table(&self) -> Arc<dyn Table> {
+        self.0.table()
+    }
+
+    fn install(self: Box<Self>) -> Result<()> {
+        self.0.install()?;
+        if self.1.swap(false, Ordering::SeqCst) { Err(ServerError::NotRunning) } else { Ok(()) }
+    }
+}
+
+/// The host repeats the put: that is a success, and the anchor is kept from then on, where it was put.
+#[test]
+fn a_put_that_was_in_doubt_is_noted_when_it_is_repeated() {
+    let dir = tempfile::tempdir().unwrap();
+    let (vaults, caller) = vaults(dir.path());
+    let fails = Arc::new(AtomicBool::new(false));
+    let files = Files::open(dir.path()).unwrap();
+    let vaults = Arc::new(Vaults { anchors: Arc::new(Doubtful { files, fails: fails.clone() }), ..vaults });
+    let [dataset, granted] = [VaultId([4; 16]), VaultId([5; 16])];
+    vaults.state().grant("one", &granted.to_string(), true).unwrap();
+    for (id, around) in [(dataset, Some(VAULTS[0])), (granted, None)] {
+        let mut rows = Vec::new();
+        let table: Arc<dyn Table> = make(&dir.path().join(id.to_string()), id);
+        let visited = table.visit_all(|space, key, value| {
+            rows.push(Change { space, key: key.to_vec(), value: Some(value.to_vec()) });
+            Ok::<(), AnchorError>(())
+        });
+        visited.unwrap();
+        let put = |around: Option<VaultId>| -> Answer<Head> {
+            let mut put = vaults.begin_put(&caller, &id, None, around)?;
+            put.take(&rows)?;
+            put.finish(&caller)
+        };
+        fails.store(true, Ordering::SeqCst);
+        assert!(matches!(put(around), Err(Refused::Failed(_))));
+        assert!(vaults.anchors.has(&id).unwrap() && !vaults.state().keeps(&id).unwrap());
+        // What it came as decides, not what is said now.
+        if around.is_some() {
+            assert!(matches!(put(Some(VAULTS[1])), Err(Refused::NotGranted)));
+        }
+        for _ in 0..2 {
+            put(around).unwrap();
+            assert!(vaults.state().keeps(&id).unwrap());
+            assert_eq!(vaults.state().around(&id), around);
+        }
+    }
 }

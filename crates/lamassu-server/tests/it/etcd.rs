@@ -1,6 +1,7 @@
 //! Servers over etcd: three members, and replicas of which one leads.
 
 use crate::common::*;
+use crate::policy::{Liar, NO_PLAIN, may_be_plain, reload};
 use lamassu_anchor::AnchorError;
 use lamassu_anchor::table::{Change, Space, Table};
 use lamassu_format::header::VaultId;
@@ -252,6 +253,7 @@ fn an_anchor_that_is_opened_again_is_left_by_who_had_it_open() {
     let first = anchors.open(&VaultId([1; 16])).unwrap();
     first.commit(&[put(Space::Open, b"k", b"1")]).unwrap();
     let second = anchors.open(&VaultId([1; 16])).unwrap();
+    assert_eq!(anchors.held(), 1);
     assert!(first.commit(&[put(Space::Open, b"k", b"2")]).is_err());
     assert!(first.get(Space::Open, b"k").is_err());
     assert_eq!(second.get(Space::Open, b"k").unwrap().as_deref(), Some(&b"1"[..]));
@@ -259,6 +261,40 @@ fn an_anchor_that_is_opened_again_is_left_by_who_had_it_open() {
     // Neither commits to what was put away.
     assert!(anchors.put_away(&VaultId([1; 16])).unwrap());
     assert!(second.commit(&[put(Space::Open, b"k", b"4")]).is_err());
+    drop((first, second));
+    assert_eq!(anchors.held(), 0);
+    // Nor is anything left of one that was not open when it was put away.
+    anchors.begin(&VaultId([1; 16])).unwrap().install().unwrap();
+    assert!(anchors.put_away(&VaultId([1; 16])).unwrap());
+    assert_eq!(anchors.held(), 0);
+}
+
+/// Who puts an anchor has gone, and its rows are removed. What it has sent first is carried out only then, and leaves
+/// nothing: it compares the number of the transaction before, which the rows have from their beginning on.
+#[test]
+fn what_comes_late_puts_no_rows_in_place_of_those_that_were_removed() {
+    if !is_there() {
+        return;
+    }
+    let etcd = Etcd::start(1);
+    let (cluster, _lead) = etcd.led();
+    let anchors = EtcdAnchors::open(&cluster).unwrap();
+    let below = |prefix: &str| {
+        let mut keys = Vec::new();
+        let visited = cluster.visit(format!("test/{prefix}").as_bytes(), |key, _| {
+            keys.push(String::from_utf8_lossy(key).into_owned());
+            Ok(())
+        });
+        visited.unwrap();
+        keys
+    };
+    let new = anchors.begin(&VaultId([1; 16])).unwrap();
+    let generation = below("new/").remove(0);
+    assert!(below("last/").contains(&generation), "the first transaction would compare that there is none");
+    new.table().commit(&[put(Space::Objects, b"x", b"y")]).unwrap();
+    drop(new);
+    assert!(below("new/").is_empty() && below("rows/").is_empty());
+    assert!(!below("last/").contains(&generation));
 }
 
 /// A change of the state whose answer is lost may have been made: who leads ends, and changes nothing more.
@@ -297,9 +333,25 @@ fn into_etcd(lab: &mut Lab, etcd: &Etcd) {
     lab.start();
 }
 
-fn run_replica(lab: &Lab, dir: &str) -> Child {
+/// A replica, which ends with its test.
+struct Replica(Child);
+
+impl Replica {
+    fn end(mut self) {
+        kill(self.0.id(), "-TERM");
+        assert!(self.0.wait().unwrap().success());
+    }
+}
+
+impl Drop for Replica {
+    fn drop(&mut self) {
+        let _ = (self.0.kill(), self.0.wait());
+    }
+}
+
+fn run_replica(lab: &Lab, dir: &str) -> Replica {
     let log = fs::File::options().create(true).append(true).open(lab.path("replica.log")).unwrap();
-    Command::new(server_program()).arg("run").arg(lab.path(dir)).stderr(log).spawn().unwrap()
+    Replica(Command::new(server_program()).arg("run").arg(lab.path(dir)).stderr(log).spawn().unwrap())
 }
 
 fn replica_log(lab: &Lab) -> String {
@@ -321,7 +373,7 @@ fn killed_replicas_and_members_lose_nothing_acknowledged_and_stall_for_less_than
         lab.grant(b, &id);
     }
     into_etcd(&mut lab, &etcd);
-    let mut replica = run_replica(&lab, "replica");
+    let replica = run_replica(&lab, "replica");
     wait_for("the replica stands by", || replica_log(&lab).contains("standing by"));
     let stands_by = Command::new(server_program()).arg("status").arg(lab.path("replica")).output().unwrap();
     let said = String::from_utf8_lossy(&stands_by.stderr).into_owned();
@@ -342,6 +394,8 @@ fn killed_replicas_and_members_lose_nothing_acknowledged_and_stall_for_less_than
             }
             written
         });
+        // Also where something fails here: who writes would never end.
+        let over = Over(&stop);
         let pause = || std::thread::sleep(Duration::from_secs(2));
         pause();
         kill(lab.server.as_ref().unwrap().id(), "-KILL");
@@ -350,13 +404,12 @@ fn killed_replicas_and_members_lose_nothing_acknowledged_and_stall_for_less_than
         etcd.kill_member(0);
         pause();
         // The one that was killed stands by from now on.
-        let mut first = run_replica(&lab, "server");
+        let first = run_replica(&lab, "server");
         etcd.start_member(0);
         pause();
-        kill(replica.id(), "-TERM");
-        assert!(replica.wait().unwrap().success());
+        replica.end();
         pause();
-        stop.store(true, Ordering::Relaxed);
+        drop(over);
         let written = writes.join().unwrap();
         a.umount().ok();
         b.mount().ok();
@@ -365,8 +418,7 @@ fn killed_replicas_and_members_lose_nothing_acknowledged_and_stall_for_less_than
         }
         b.umount().ok();
         lab.serve(&["check"]).ok();
-        kill(first.id(), "-TERM");
-        assert!(first.wait().unwrap().success());
+        first.end();
         written
     });
     assert!(written.len() > 20, "{} files", written.len());
@@ -418,6 +470,7 @@ fn what_is_carried_out_late_takes_nothing_back() {
             }
             kept
         });
+        let over = Over(&stop);
         for round in 0..6 {
             let member = etcd.members[round % 3].as_ref().unwrap().id();
             kill(member, "-STOP");
@@ -425,7 +478,7 @@ fn what_is_carried_out_late_takes_nothing_back() {
             kill(member, "-CONT");
             std::thread::sleep(Duration::from_millis(300));
         }
-        stop.store(true, Ordering::Relaxed);
+        drop(over);
         works.join().unwrap()
     });
     a.umount().ok();
@@ -457,7 +510,7 @@ fn a_leader_that_was_stopped_is_believed_no_more() {
         lab.grant(b, &id);
     }
     into_etcd(&mut lab, &etcd);
-    let mut replica = run_replica(&lab, "replica");
+    let replica = run_replica(&lab, "replica");
     wait_for("the replica stands by", || replica_log(&lab).contains("standing by"));
     lab.host("a").mount().ok();
     lab.host("a").write("f", "one").unwrap();
@@ -470,9 +523,49 @@ fn a_leader_that_was_stopped_is_believed_no_more() {
     assert_eq!(ended.code(), Some(5), "{}", lab.log());
     assert!(lab.log().contains("another replica leads") || lab.log().contains("ended the lease"), "{}", lab.log());
     // It may have come to serve, or found the place taken.
-    let _ = (replica.kill(), replica.wait());
+    drop(replica);
     lab.start();
     wait_for("it goes on", || lab.host("a").write("g", "two").is_ok());
     lab.host("a").umount().ok();
     assert!(Path::new(&lab.path("server/state.redb.moved")).exists());
+}
+
+/// The directory of a replica that stands by says nothing of what was in force meanwhile. The session that it takes
+/// over began under a policy that forbids what a host commits now.
+#[test]
+fn a_replica_that_takes_over_knows_the_policy_that_was_in_force() {
+    if !is_there() {
+        return;
+    }
+    let etcd = Etcd::start(1);
+    let mut lab = Lab::with_term(30);
+    let id = {
+        let (a, evil) = (lab.joined("a"), lab.joined("evil"));
+        let id = lab.vault(a);
+        lab.grant(evil, &id);
+        a.mount().ok();
+        a.write("good", "good").unwrap();
+        a.umount().ok();
+        lab.wait_until_free();
+        id
+    };
+    into_etcd(&mut lab, &etcd);
+    let replica = run_replica(&lab, "replica");
+    wait_for("the replica stands by", || replica_log(&lab).contains("standing by"));
+    for name in ["first", "second"] {
+        let text = format!("# the {name} one\n{NO_PLAIN}");
+        reload(&lab, &text, true);
+        fs::write(lab.path("replica/policy.toml"), text).unwrap();
+    }
+    // As a replica has it that served once, and one that has lost it.
+    fs::write(lab.path("replica/policy.applied"), "").unwrap();
+    let liar = Liar::new(&lab, &id);
+    let turn = liar.turn();
+    kill(lab.server.as_ref().unwrap().id(), "-KILL");
+    wait_for("the replica serves", || replica_log(&lab).contains("serving"));
+    assert!(!may_be_plain(&liar, &turn), "{}", replica_log(&lab));
+    assert!(replica_log(&lab).contains("leading"));
+    turn.pass();
+    liar.turns.leave();
+    drop(replica);
 }

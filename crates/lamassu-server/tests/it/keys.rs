@@ -205,6 +205,18 @@ fn a_key_that_was_deleted_opens_nothing_and_its_receipt_verifies() {
     fs::rename(lab.path("backup"), lab.path("server")).unwrap();
     lab.start();
     lab.host("a").run(&format!("ls -k {k} store/v")).ok();
+    // Its log does not have what was since, and the receipt says so.
+    lab.serve(&["keys", "retire", "@k"]).ok();
+    delete(&lab, "restored", "k").ok();
+    let verify =
+        |form: &str| lab.host("a").run(&format!("receipt verify {form}--audit-key {public} restored")).ok().out;
+    assert!(verify("").contains("Restored from a backup") && !verified.contains("Restored"), "{}", verify(""));
+    let restored: Value = serde_json::from_str(&verify("--json ")).unwrap();
+    let made = audit(&lab).into_iter().find(|entry| entry["event"] == "made-from-backup").unwrap();
+    assert_eq!(restored["gone"]["restored"], serde_json::json!([made["time"]]));
+    for gone in [&told["gone"], &restored["gone"]] {
+        assert_eq!(gone["log_begins"], audit(&lab)[0]["time"]);
+    }
 }
 
 #[test]

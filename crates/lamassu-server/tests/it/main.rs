@@ -7,6 +7,7 @@ mod clocks;
 mod common;
 mod crowds;
 mod datasets;
+mod doubts;
 #[cfg(feature = "etcd")]
 mod etcd;
 mod freeze;

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-const NO_PLAIN: &str = "[[rule]]\nname = \"no plain\"\nforbid.protections = [\"none\", \"integrity\"]\n";
+pub(crate) const NO_PLAIN: &str = "[[rule]]\nname = \"no plain\"\nforbid.protections = [\"none\", \"integrity\"]\n";
 const EPERM: Option<i32> = Some(rustix::io::Errno::PERM.raw_os_error());
 
 fn until(what: &str, mut is_so: impl FnMut() -> bool) {
@@ -270,20 +270,20 @@ fn connection(lab: &Path, name: &str, port: u16) -> Connection {
     Connection::new(&servers, &format!("127.0.0.1:{port}")).unwrap()
 }
 
-struct Liar<'a> {
+pub(crate) struct Liar<'a> {
     lab: &'a Lab,
     vault: [u8; 16],
-    turns: Arc<Turns>,
+    pub turns: Arc<Turns>,
 }
 
 impl Liar<'_> {
-    fn new<'a>(lab: &'a Lab, id: &str) -> Liar<'a> {
+    pub fn new<'a>(lab: &'a Lab, id: &str) -> Liar<'a> {
         let vault = id_of(id).try_into().unwrap();
         let connection = connection(lab.dir.path(), "evil", lab.port);
         Liar { lab, vault, turns: Turns::begin(&connection, VaultId(vault), &lab.path("copy-evil")).unwrap() }
     }
 
-    fn turn(&self) -> Turn {
+    pub fn turn(&self) -> Turn {
         self.turns.take(Mode::Exclusive).unwrap()
     }
 
@@ -302,6 +302,15 @@ impl Liar<'_> {
         assert_eq!(found.len(), 1);
         found.remove(0)
     }
+}
+
+/// Whether a turn may say that the only file of the usual profile is plain.
+pub(crate) fn may_be_plain(liar: &Liar<'_>, turn: &Turn) -> bool {
+    let (key, good) = liar.file(turn, 0);
+    let plain = Profile::of_number(3).unwrap();
+    let done = turn.table.commit(&[row_change(&key, &with_file(&good, |file| file.profile = plain))]);
+    assert!(done.is_ok() || forbids(done), "it is neither made nor forbidden");
+    turn.table.get(Space::Objects, &key).unwrap() != Some(good.encode())
 }
 
 fn row_change(key: &[u8], row: &Row) -> Change {
@@ -417,15 +426,6 @@ fn nonsense_is_refused_and_the_policy_before_stays() {
     lab.start();
     test(&lab).ok();
     assert_eq!(lab.metric("policy_rules"), 0.0);
-}
-
-/// Says so when it is dropped.
-struct Over<'a>(&'a AtomicBool);
-
-impl Drop for Over<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
 }
 
 /// Honest hosts lose nothing by a policy that comes while they write: what they had made before is committed, and what

@@ -68,6 +68,24 @@ fn the_manager_is_told_when_the_server_is_ready_and_when_it_stops() {
     assert!(!failed.status.success() && manager.0.recv(&mut [0; 64]).is_err());
 }
 
+/// What passes by itself keeps no server from its next start: an administrator's command has the state open meanwhile.
+#[test]
+fn a_server_whose_state_is_in_use_is_started_again_and_one_that_is_wrong_is_not() {
+    let unit = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../dist/lamassu-server.service");
+    let unit = fs::read_to_string(unit).unwrap();
+    let codes = unit.lines().find_map(|line| line.strip_prefix("RestartPreventExitStatus=")).unwrap();
+    let codes: Vec<i32> = codes.split(' ').map(|code| code.parse().unwrap()).collect();
+    assert!(unit.contains("Restart=on-failure\n"));
+    let mut lab = Lab::new();
+    let other = lab.serve(&["run"]);
+    assert!(!codes.contains(&other.code), "{other:?}");
+    other.says("another");
+    lab.stop("-TERM");
+    fs::write(lab.path("server/policy.toml"), "nonsense").unwrap();
+    let wrong = lab.serve(&["run"]);
+    assert!(codes.contains(&wrong.code), "{wrong:?}");
+}
+
 /// The units, as `make install` installs them, with programs that are there.
 #[test]
 fn systemd_understands_the_units() {

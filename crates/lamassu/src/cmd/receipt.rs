@@ -116,7 +116,11 @@ fn shown_of_server(receipt: &KeyReceipt) -> String {
     );
     let given = gone.given.iter().map(|given| format!("{}, last {}", given.host, time(given.last)));
     let backups = gone.backups.iter().map(|made| time(*made));
+    let begins = gone.log_begins.iter().map(|begins| time(*begins));
+    let restored = gone.restored.iter().map(|made| time(*made));
     for (title, lines) in [
+        ("Oldest entry of the audit log:", begins.collect()),
+        ("Restored from a backup, so that the log lacks what was between that and the loss:", restored.collect()),
         ("Hosts that were granted it to the end:", gone.granted.clone()),
         ("Hosts that were given it, as far as the audit log goes back:", given.collect()),
         ("Backups on record that have it, wrapped:", backups.collect()),

@@ -3,7 +3,8 @@
 //! * The copy is the server's table as of the **head** that is stored in it ([`lamassu_anchor::head`]). A session that
 //!   is granted the vault compares the heads. If they differ, it fetches the changes since, or all rows.
 //! * A commit names the head that it is based on. The server applies it once, however often it is sent. One without an
-//!   answer is *pending*: before anything else is committed, it is sent again.
+//!   answer is *pending*: before anything else is committed, it is sent again. From then on only the server's answer
+//!   about this commit tells whether it was made: that it is not taken now, for another reason, says nothing of before.
 //! * A read counts only if the session is good before and after it (rule R4 of `docs/sharing.md`).
 
 pub(super) mod copy;
@@ -14,6 +15,7 @@ pub use self::put::{give_up, is_on_its_way, put};
 use self::copy::{existing, noted, session_of, up_to_date};
 pub(super) use self::put::reconcile;
 use super::{Connection, Result, Session};
+use crate::limits::RULE_KEY;
 use crate::{convert, proto};
 use lamassu_anchor::head::Head;
 use lamassu_anchor::table::{self, Change, DiskTable, Doubt, Readers, Space, Standing, Table, Visit};
@@ -22,9 +24,11 @@ use lamassu_format::Profile;
 use lamassu_format::header::VaultId;
 use lamassu_lease::Mode;
 use parking_lot::Mutex;
+use std::error::Error;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tonic::{Code, Status};
 
 /// Time between two attempts at a commit.
 const AGAIN_AFTER: Duration = Duration::from_millis(200);
@@ -47,8 +51,28 @@ struct Commits {
 /// A commit that has failed, and may be durable at the server, or will be.
 struct Pending {
     changes: Vec<Change>,
+    at_server: AtServer,
+}
+
+/// What is known of a commit at the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum AtServer {
+    /// It was not made.
+    NotMade,
+    /// It was sent, and may have been made.
+    Unknown,
     /// The server has it, and the copy does not: it could not be written.
-    is_made: bool,
+    Made,
+}
+
+/// Whether the server has looked at the commit, and refuses it. Nobody else commits while this session is good, so it
+/// was not made before either. `Aborted`: the session has ended, and this table with it. `OutOfRange`: the server has
+/// another head, with or without the commit. Then this table fits it no more, and the next session brings the copy up
+/// to date.
+fn is_about_the_commit(status: &Status) -> bool {
+    status.source().is_none()
+        && (status.metadata().contains_key(RULE_KEY)
+            || matches!(status.code(), Code::OutOfRange | Code::InvalidArgument | Code::Aborted))
 }
 
 impl Mirrored {
@@ -130,36 +154,52 @@ impl Mirrored {
         self.session.wait_until_good().map(|()| done)
     }
 
-    /// Makes changes based on `head` durable at the server. Retries as long as the session may recover.
-    fn commit_at_server(&self, head: Head, changes: &[Change]) -> Result<Head> {
-        let connection = self.session.connection();
+    /// Makes changes based on `head` durable at the server. Retries as long as the session may recover. `at_server`:
+    /// what is known of them there.
+    fn commit_at_server(&self, head: Head, changes: &[Change], at_server: &mut AtServer) -> Result<Head> {
+        let (connection, expected) = (self.session.connection(), head.after(changes));
         let request =
             proto::CommitRequest { of: Some(self.session.of()), base: head.0.to_vec(), changes: table::pack(changes) };
         let until = Instant::now() + self.session.patience();
         loop {
             self.session.wait_until_good()?;
-            match connection.call(connection.anchors().commit(request.clone())) {
-                Err(AnchorError::Server { fault: ServerFault::Unreachable { .. }, .. }) if Instant::now() < until => {
-                    std::thread::sleep(AGAIN_AFTER);
+            let error = match connection.answer(connection.anchors().commit(request.clone()))? {
+                Ok(state) => match convert::head(&state.head) {
+                    Ok(after) if after == expected => return Ok(after),
+                    // It says nothing of the commit.
+                    Ok(_) => connection.garbled("a commit came to another head"),
+                    Err(error) => connection.garbled(error.0),
+                },
+                Err(status) => {
+                    let error = connection.failed(&status);
+                    let is_unanswered =
+                        matches!(error, AnchorError::Server { fault: ServerFault::Unreachable { .. }, .. });
+                    let is_known = *at_server == AtServer::NotMade && !is_unanswered;
+                    if is_known || is_about_the_commit(&status) {
+                        return Err(error);
+                    }
+                    error
                 }
-                done => {
-                    let after = convert::head(&done?.head).map_err(|error| connection.garbled(error.0))?;
-                    return match after == head.after(changes) {
-                        true => Ok(after),
-                        false => Err(connection.garbled("a commit came to another head")),
-                    };
-                }
+            };
+            *at_server = AtServer::Unknown;
+            if Instant::now() >= until {
+                return Err(connection.error(match error {
+                    AnchorError::Server { fault: fault @ ServerFault::Unreachable { .. }, .. } => fault,
+                    AnchorError::Server { fault, .. } => ServerFault::Unreachable { detail: fault.to_string() },
+                    error => ServerFault::Unreachable { detail: error.to_string() },
+                }));
             }
+            std::thread::sleep(AGAIN_AFTER);
         }
     }
 
     /// Makes the pending commit durable at the server, and then in the copy. It stays pending, unless it is durable in
     /// both, or has certainly not been made.
     fn settle(&self, Commits { head, pending, .. }: &mut Commits) -> Result<()> {
-        let Some(Pending { changes, is_made }) = pending else { return Ok(()) };
-        if !*is_made {
-            match self.commit_at_server(*head, changes) {
-                Ok(after) => (*head, *is_made) = (after, true),
+        let Some(Pending { changes, at_server }) = pending else { return Ok(()) };
+        if *at_server != AtServer::Made {
+            match self.commit_at_server(*head, changes, at_server) {
+                Ok(after) => (*head, *at_server) = (after, AtServer::Made),
                 Err(error @ AnchorError::Server { fault: ServerFault::Unreachable { .. }, .. }) => return Err(error),
                 Err(error) => {
                     *pending = None;
@@ -227,7 +267,7 @@ impl Table for Mirrored {
         let is_pending = commits.pending.as_ref().is_some_and(|pending| pending.changes == changes);
         self.settle(commits)?;
         if !is_pending {
-            commits.pending = Some(Pending { changes: changes.to_vec(), is_made: false });
+            commits.pending = Some(Pending { changes: changes.to_vec(), at_server: AtServer::NotMade });
             self.settle(commits)?;
         }
         Ok(())

@@ -36,11 +36,24 @@ fn a_key_is_given_to_who_was_granted_it_until_it_is_gone() {
         granted: Vec::new(),
         given: Vec::new(),
         backups: Vec::new(),
+        log_begins: None,
+        restored: Vec::new(),
     };
-    assert!(matches!(state.delete_key(&gone), Err(ServerError::KeyInUse { .. })));
+    let looked = state.audit(0, usize::MAX).expect("reads").entries.len() as u64;
+    let deleted = |looked| {
+        let mut seen = None;
+        let deleted = state.delete_key("a", looked, |kept, since| {
+            assert_eq!(kept.wrapped(), "wrapped a");
+            seen = Some(since.len());
+            gone.clone()
+        });
+        deleted.map(|()| seen)
+    };
+    assert!(matches!(deleted(looked), Err(ServerError::KeyInUse { .. })));
     state.retire_key("a", true).expect("writes");
     assert_eq!(given(&host).expect("reads").expect_err("is retired"), KeyRefusal::Retired);
-    state.delete_key(&gone).expect("writes");
+    state.note(Event::BackupBegun).expect("writes");
+    assert_eq!(deleted(looked).expect("writes"), Some(2), "its retirement, and what came since");
     let keys = state.keys().expect("reads");
     assert!(matches!(&keys["a"], Key::Deleted(found) if *found == gone));
     assert_eq!(keys["b"].kept().map(KeptKey::wrapped), Some("wrapped b"));
