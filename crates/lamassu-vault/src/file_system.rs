@@ -37,7 +37,7 @@ macro_rules! file_system {
 
         /// A file system that tells the name of each method before it calls it: for tests of front-ends.
         #[cfg(feature = "testing")]
-        pub struct Watched<F> {
+        pub struct Overheard<F> {
             /// the file system
             pub inner: F,
             /// called with the method's name
@@ -45,7 +45,7 @@ macro_rules! file_system {
         }
 
         #[cfg(feature = "testing")]
-        impl<F: FileSystem> FileSystem for Watched<F> {
+        impl<F: FileSystem> FileSystem for Overheard<F> {
             $(fn $name(&self $(, $arg: $type)*) $(-> $out)? {
                 (self.told)(stringify!($name));
                 self.inner.$name($($arg),*)

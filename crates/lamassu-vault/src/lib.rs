@@ -104,7 +104,7 @@ pub use dataset::{Dataset, Sighted};
 pub use errno::errno_of;
 pub use file_system::FileSystem;
 #[cfg(feature = "testing")]
-pub use file_system::{Panics, Watched};
+pub use file_system::{Overheard, Panics};
 pub use forest::Forest;
 pub use lamassu_store::Hole;
 pub use left::Left;

@@ -305,8 +305,8 @@ impl Vault {
                 Err(error)
             }
             Outcome::Unknown => {
-                let text = "a rename failed, and the store does not show whether it was made: its names are put right when \
-                            the vault is opened again";
+                let text = "a rename failed, and the store does not show whether it was made: when the vault is opened \
+                            again, its names are put right; what was not recorded yet goes to lamassu.lost";
                 tracing::error!(entry = entry(), %error, "{text}");
                 Err(error)
             }

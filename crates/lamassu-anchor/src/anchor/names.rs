@@ -242,7 +242,8 @@ impl Anchor {
             return Err(AnchorError::Order { object: source.object, rule: "a name that is going was renamed over" });
         }
         let is_new = !self.has_durably_in(state, &from)?;
-        if is_new && target.is_none() {
+        // A removal that is queued there must not be replaced: it would be missed if the store does not make this move.
+        if is_new && target.is_none() && state.queued.entry(&to).is_none() {
             self.place(state, to, source)?;
             state.queued.forget_entry(&from);
             state.queued.await_entry(to, source);

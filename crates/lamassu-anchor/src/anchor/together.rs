@@ -58,26 +58,42 @@ impl Anchor {
         if even_if_late || !self.is_late(&own) {
             self.commit_pieces(Wanted::Only(objects), covered)?;
         }
-        let (flying, done) = {
-            let state = &mut *self.state.lock();
-            let (mut layer, mut done) = (Layer::default(), Vec::new());
-            for asking in &group {
-                if layer.weight() > PIECE_MAX {
-                    break;
+        loop {
+            let (flying, done) = self.fly_asked(&group)?;
+            // Those that are left wait for `committing` themselves.
+            self.asking.lock().extend(group.split_off(done.len()));
+            match self.land(flying) {
+                Ok(()) => {
+                    for (asking, is_done) in group.iter().zip(done) {
+                        // Only this thread answers.
+                        let _ = asking.answer.set(is_done);
+                    }
+                    return Ok(own.answer.get() == Some(&true));
                 }
-                let taken = self.take_asked(state, asking, &mut layer);
-                done.push(taken.inspect_err(|_| state.queued.put_back(std::mem::take(&mut layer)))?);
+                // Maybe another member's.
+                Err(_) if group.len() > 1 && self.state.lock().flying.is_none() => group.truncate(1),
+                Err(error) => return Err(error),
             }
-            ((!layer.is_empty()).then(|| state.fly(layer)), done)
-        };
-        // Those that are left wait for `committing` themselves.
-        self.asking.lock().extend(group.split_off(done.len()));
-        self.land(flying)?;
-        for (asking, is_done) in group.iter().zip(done) {
-            // Only this thread answers.
-            let _ = asking.answer.set(is_done);
         }
-        Ok(own.answer.get() == Some(&true))
+    }
+
+    /// Puts in flight what the members of a group ask for, as many as one commit can take, but at least the first.
+    /// Returns which were taken, in order; false: a newer entry is in the way.
+    fn fly_asked(&self, group: &[Arc<Asking>]) -> Result<(Option<Arc<Layer>>, Vec<bool>)> {
+        let state = &mut *self.state.lock();
+        let (mut layer, mut done) = (Layer::default(), Vec::new());
+        for asking in group {
+            let most = if done.is_empty() { usize::MAX } else { PIECE_MAX.saturating_sub(layer.weight()) };
+            match self.take_asked(state, asking, &mut layer, most) {
+                Ok(Some(is_done)) => done.push(is_done),
+                Ok(None) => break,
+                Err(error) => {
+                    state.queued.put_back(std::mem::take(&mut layer));
+                    return Err(error);
+                }
+            }
+        }
+        Ok(((!layer.is_empty()).then(|| state.fly(layer)), done))
     }
 
     fn is_late(&self, asking: &Asking) -> bool {
@@ -85,17 +101,22 @@ impl Anchor {
         asking.objects.iter().any(|object| state.queued.is_late(*object, asking.covered))
     }
 
-    /// Takes the changes of one member out of the queue. False: it has a newer entry, and nothing is taken.
-    fn take_asked(&self, state: &mut State, asking: &Asking, into: &mut Layer) -> Result<bool> {
+    /// Takes the changes of one member out of the queue. False: it has a newer entry, and nothing is taken. `None`: they
+    /// weigh more than `most`, and nothing is taken.
+    fn take_asked(&self, state: &mut State, asking: &Asking, into: &mut Layer, most: usize) -> Result<Option<bool>> {
         let Asking { objects, covered, even_if_late, .. } = asking;
         if !even_if_late && objects.iter().any(|object| state.queued.is_late(*object, *covered)) {
-            return Ok(false);
+            return Ok(Some(false));
         }
         let mut taken = self.take_queued(state, Scope::Objects(objects), *covered)?;
+        if taken.weight() > most {
+            state.queued.put_back(taken);
+            return Ok(None);
+        }
         // Changes of earlier members are older.
         taken.put_back(std::mem::take(into));
         *into = taken;
-        Ok(true)
+        Ok(Some(true))
     }
 }
 
@@ -120,6 +141,10 @@ mod tests {
         is_shut: Mutex<bool>,
         changed: Condvar,
         fails: AtomicBool,
+        /// The most changes in one commit.
+        most: AtomicUsize,
+        /// A commit that changes this row fails.
+        forbidden: Mutex<Option<Vec<u8>>>,
     }
 
     impl Slow {
@@ -144,7 +169,15 @@ mod tests {
             while *is_shut {
                 self.changed.wait(&mut is_shut);
             }
-            if self.fails.load(Ordering::Relaxed) { Err(AnchorError::Broken) } else { self.table.commit(changes) }
+            self.most.fetch_max(changes.len(), Ordering::Relaxed);
+            let forbidden = self.forbidden.lock();
+            let is_forbidden = forbidden
+                .as_ref()
+                .is_some_and(|key| changes.iter().any(|change| change.space == Space::Objects && change.key == *key));
+            match self.fails.load(Ordering::Relaxed) || is_forbidden {
+                true => Err(AnchorError::Broken),
+                false => self.table.commit(changes),
+            }
         }
     }
 
@@ -226,6 +259,52 @@ mod tests {
             assert_eq!(done, [true, true, true, false, true, true, true, true]);
         });
         assert!(anchor.queued() > 0, "what is late is still to be committed");
+    }
+
+    #[test]
+    fn one_that_asks_for_too_much_for_one_commit_does_so_alone() {
+        let (table, anchor, files) = lab();
+        let much: HashSet<ObjectId> = (0..10_000_u32)
+            .map(|n| {
+                let mut name = [7; 16];
+                name[..4].copy_from_slice(&n.to_be_bytes());
+                let place = EntryPlace { dir: ObjectId::ROOT, name: Token(name) };
+                match anchor.make(place, row(Content::File(FileRow::default()))).expect("makes") {
+                    Made::Queued(object) => object,
+                    Made::NameIsGoing => unreachable!("nothing was removed"),
+                }
+            })
+            .collect();
+        table.shut(true);
+        thread::scope(|scope| {
+            let commits = at_once(scope, &anchor, &table, &files);
+            let mark = anchor.mark();
+            let (anchor, much) = (&anchor, &much);
+            let waiting = scope.spawn(move || anchor.commit_unless_late(much, mark));
+            while anchor.asking.lock().len() < files.len() {
+                thread::sleep(Duration::from_millis(1));
+            }
+            table.shut(false);
+            for commit in commits.into_iter().chain([waiting]) {
+                assert!(commit.join().expect("ends").expect("commits"));
+            }
+        });
+        assert_eq!(anchor.queued(), 0);
+        let most = table.most.load(Ordering::Relaxed);
+        assert!(most < 3 * PIECE_MAX / 100, "{most} changes in one commit");
+    }
+
+    #[test]
+    fn who_commits_for_others_does_not_get_their_errors() {
+        let (table, anchor, files) = lab();
+        *table.forbidden.lock() = Some(crate::queue::object_key(files[3]));
+        table.shut(true);
+        thread::scope(|scope| {
+            let commits = at_once(scope, &anchor, &table, &files);
+            table.shut(false);
+            let done: Vec<_> = commits.into_iter().map(|commit| commit.join().expect("ends").is_ok()).collect();
+            assert_eq!(done, [true, true, true, false, true, true, true, true]);
+        });
     }
 
     #[test]

@@ -41,7 +41,15 @@ impl Layer {
     /// Objects to commit next, if one commit cannot take all that is wanted and a commit up to `mark` may take; `None`:
     /// one commit can.
     pub fn piece(&self, wanted: Wanted<'_>, mark: EntryMark) -> Option<HashSet<ObjectId>> {
-        if self.weight() <= PIECE_MAX {
+        let is_light = |wanted: Wanted<'_>| match wanted {
+            Wanted::AllBut(_) => false,
+            Wanted::Only(objects) => {
+                let held: usize = objects.iter().map(|object| self.held_of(*object).count()).sum();
+                objects.len() * (ROW + ENTRY + INTENT) + held * HELD <= PIECE_MAX
+            }
+        };
+        // The usual cases, without looking at the whole queue.
+        if self.weight() <= PIECE_MAX || is_light(wanted) {
             return None;
         }
         let late = self.held_back(mark);

@@ -2,12 +2,12 @@
 
 use super::*;
 use lamassu_plain::PlainFs;
-use lamassu_vault::{Entry, Watched};
+use lamassu_vault::{Entry, Overheard};
 use std::path::Path;
 
 const OWNER: Owner = Owner { uid: 0, gid: 0, umask: 0 };
 
-impl Tree for Watched<PlainFs> {
+impl Tree for Overheard<PlainFs> {
     fn at(&self, path: &OsStr) -> lamassu_vault::Result<Entry> {
         Tree::at(&self.inner, path)
     }
@@ -31,7 +31,7 @@ fn watched(dir: &Path) -> (Arc<Objects>, Arc<Mutex<Vec<&'static str>>>) {
             told.lock().push(name)
         }
     });
-    let fs = Watched { inner: PlainFs::open(dir).expect("opens"), told };
+    let fs = Overheard { inner: PlainFs::open(dir).expect("opens"), told };
     let modes = Modes { file: 0o600, dir: 0o700 };
     (Arc::new(Objects::open(Arc::new(fs), "/", modes, 1 << 20).expect("opens")), calls)
 }

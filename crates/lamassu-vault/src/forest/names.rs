@@ -1,11 +1,11 @@
 //! Names that the kernel is to drop. It drops a name under its lock of the directory, which a program may hold for as
-//! long as it likes: it reads the directory into memory that another file system has to supply. So a thread of its own
-//! drops them, which nothing else waits for without limit.
+//! long as it likes: it reads the directory into memory that another file system has to supply. So each directory has a
+//! thread of its own, which nothing else waits for without limit.
 
 use super::Cache;
 use crate::Ino;
 use parking_lot::{Condvar, Mutex};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::ffi::OsString;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,17 +15,12 @@ const WAIT_MAX: Duration = Duration::from_secs(2);
 
 #[derive(Default)]
 struct Names {
-    state: Mutex<State>,
+    /// Directories that have a thread, and the names that it has still to drop.
+    busy: Mutex<BTreeMap<Ino, BTreeSet<OsString>>>,
     ended: Condvar,
 }
 
-#[derive(Default)]
-struct State {
-    left: BTreeSet<(Ino, OsString)>,
-    is_running: bool,
-}
-
-/// Drops names, one after the other, on one thread.
+/// Drops names, those of a directory one after the other.
 #[derive(Default)]
 pub(super) struct Dropping(Arc<Names>);
 
@@ -33,26 +28,31 @@ impl Dropping {
     /// Makes the kernel drop names. Returns when all are dropped, or a program has kept one from being dropped for a
     /// while; it is dropped when that program goes on.
     pub fn drop_names(&self, cache: &Arc<dyn Cache>, names: impl IntoIterator<Item = (Ino, OsString)>) {
-        let mut state = self.0.state.lock();
-        state.left.extend(names);
-        if state.left.is_empty() && !state.is_running {
-            return;
+        let (mut busy, mut asked) = (self.0.busy.lock(), HashSet::new());
+        let mut new = HashSet::new();
+        for (dir, name) in names {
+            asked.insert(dir);
+            busy.entry(dir)
+                .or_insert_with(|| {
+                    new.insert(dir);
+                    BTreeSet::new()
+                })
+                .insert(name);
         }
-        if !state.is_running {
+        drop(busy);
+        for dir in new {
             let (of_thread, cache_of_thread) = (self.0.clone(), cache.clone());
-            let run = move || of_thread.run(&*cache_of_thread);
-            match std::thread::Builder::new().name("lamassu-names".into()).spawn(run) {
-                Ok(_) => state.is_running = true,
-                // Keys may be dropped next: what they protect must not be shown from a cache.
-                Err(_) => {
-                    drop(state);
-                    return self.0.run(&**cache);
-                }
+            let run = move || of_thread.run(dir, &*cache_of_thread);
+            // Keys may be dropped next. What they protect must not be shown from a cache, so without a thread it is
+            // done here.
+            if std::thread::Builder::new().name("lamassu-names".into()).spawn(run).is_err() {
+                self.0.run(dir, &**cache);
             }
         }
         let until = Instant::now() + WAIT_MAX;
-        while state.is_running {
-            if self.0.ended.wait_until(&mut state, until).timed_out() {
+        let mut busy = self.0.busy.lock();
+        while asked.iter().any(|dir| busy.contains_key(dir)) {
+            if self.0.ended.wait_until(&mut busy, until).timed_out() {
                 tracing::warn!("a program holds a directory: the kernel keeps names there until it lets go");
                 return;
             }
@@ -61,16 +61,16 @@ impl Dropping {
 }
 
 impl Names {
-    fn run(&self, cache: &dyn Cache) {
+    fn run(&self, dir: Ino, cache: &dyn Cache) {
         loop {
-            let (dir, name) = {
-                let mut state = self.state.lock();
-                let Some(next) = state.left.pop_first() else {
-                    state.is_running = false;
+            let name = {
+                let mut busy = self.busy.lock();
+                let Some(name) = busy.get_mut(&dir).and_then(BTreeSet::pop_first) else {
+                    busy.remove(&dir);
                     self.ended.notify_all();
                     return;
                 };
-                next
+                name
             };
             cache.drop_entry(dir, &name);
         }

@@ -353,12 +353,12 @@ impl Forest {
     pub(super) fn object_of(&self, ino: Ino) -> Result<ObjectId> {
         let (member, node) = (member_of(ino), local(ino));
         let here = || self.vault(member).map(|vault| vault.object_of(node)).unwrap_or_default();
-        // A turn that begins or ends is not waited for.
-        let between = self.by_turns(member).and_then(|by_turns| match by_turns.left.try_read() {
-            Some(_) => None,
+        let known = self.by_turns(member).and_then(|by_turns| match by_turns.left.try_read() {
+            Some(left) => Some(left.as_ref().map_or_else(here, |left| left.lock().object_of(node))),
+            // A turn that begins or ends is not waited for.
             None => by_turns.open_objects.lock().get(&node).copied(),
         });
-        let object = between.unwrap_or_else(|| self.beside_turns(member, |left| left.object_of(node), here));
+        let object = known.unwrap_or_else(|| self.beside_turns(member, |left| left.object_of(node), here));
         if object == ObjectId::default() { Err(VaultError::Stale) } else { Ok(object) }
     }
 
