@@ -9,8 +9,8 @@ use crate::caller::Caller;
 use crate::pauses::Pauses;
 use crate::policy::{self, Subject};
 use crate::refused::{Answer, At, Lost, Refused};
-use crate::state::State;
 use crate::state::leases::Use;
+use crate::state::{Misplaced, State};
 use crate::vault::{Begun, Common, Inner, Standing, Told, Vault};
 use lamassu_anchor::head::Head;
 use lamassu_anchor::table::{Change, Table};
@@ -41,6 +41,8 @@ pub struct Vaults {
     terms: Terms,
     common: Common,
     slots: Mutex<HashMap<VaultId, Arc<Mutex<VaultSlot>>>>,
+    /// Held while a vault gets its place. Taken after its slot.
+    placing: Mutex<()>,
     /// When the log was last told that the disk is nearly full.
     said: Mutex<Option<Instant>>,
     /// That of [`UNUSED`].
@@ -61,7 +63,15 @@ enum VaultSlot {
 impl Vaults {
     /// The vaults whose anchors are in a store.
     pub fn new(anchors: Arc<dyn AnchorStore>, terms: Terms, common: Common) -> Vaults {
-        Vaults { anchors, terms, common, slots: Mutex::default(), said: Mutex::default(), unused: UNUSED }
+        Vaults {
+            anchors,
+            terms,
+            common,
+            slots: Mutex::default(),
+            placing: Mutex::default(),
+            said: Mutex::default(),
+            unused: UNUSED,
+        }
     }
 
     /// The store of anchors.
@@ -287,13 +297,17 @@ impl Vaults {
                 may_use_around && (state.may_use(&caller.key, id) || is_free()?)
             }
         };
-        match around {
-            _ if !may => Err(Refused::NotGranted),
-            Some(around) if !state.has_room_for(id, &around) => {
-                Err(Refused::TooMuch("the vault has as many datasets as this server keeps of one vault"))
-            }
-            _ => Ok(()),
-        }
+        if may { self.may_lie(id, around) } else { Err(Refused::NotGranted) }
+    }
+
+    /// Whether a vault may lie there.
+    fn may_lie(&self, id: &VaultId, around: Option<VaultId>) -> Answer<()> {
+        let Some(around) = around else { return Ok(()) };
+        self.state().check_place(id, &around).map_err(|misplaced| match misplaced {
+            Misplaced::Circle => Refused::NotGranted,
+            Misplaced::Deep => Refused::TooMuch("datasets are nested as deep as this server keeps them"),
+            Misplaced::Full => Refused::TooMuch("the vault has as many datasets as this server keeps of one vault"),
+        })
     }
 
     /// Refuses calls that take space which the state may need.
@@ -520,6 +534,9 @@ impl Put {
                 if is_here || (!self.has_slot && matches!(*slot, VaultSlot::BeingPut)) {
                     return Err(Refused::NotNow);
                 }
+                // Two that come at once may lie in each other, or both be the last one for which there is room.
+                let _one = self.vaults.placing.lock();
+                self.vaults.may_lie(&self.id, self.around)?;
                 state.will_keep(&self.id, self.around.as_ref()).map_err(Lost)?;
                 new.install()?;
                 state.note_kept(&caller.name, &self.id, self.around.as_ref()).map_err(Lost)?;

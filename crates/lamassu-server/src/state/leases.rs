@@ -171,7 +171,9 @@ impl State {
             events.push(Event::AnchorPut { host: host.into(), vault: vault.to_string(), lies_in: around });
             Ok(())
         })?;
-        self.look_at_datasets()
+        // Nobody else changes the place of this vault meanwhile: its slot is locked.
+        self.places.write().set(vault, around.copied());
+        Ok(())
     }
 
     /// Whether the anchor of a vault is kept here.
@@ -183,19 +185,23 @@ impl State {
         self.read(|read| Ok(read.open_table(LEASES)?.get(&key[..])?.is_some()))
     }
 
-    /// Notes that an anchor was found here that the state did not know of.
+    /// Notes that an anchor was found here that the state did not know of. It lies where it was about to lie, unless
+    /// others have taken places meanwhile with which it cannot.
     ///
     /// # Errors
     /// [`ServerError::Database`].
     pub fn note_found(&self, vault: &VaultId) -> Result<()> {
-        self.write(|write, events| {
+        let around = self.write(|write, events| {
             let mut table = write.open_table(LEASES)?;
             let around = table.remove(&lease_key(vault, ON_ITS_WAY, 0)[..])?.map(|row| row.value().to_vec());
-            table.insert(&lease_key(vault, KEPT, 0)[..], &around.unwrap_or_default()[..])?;
+            let around = around.and_then(|around| around.try_into().ok()).map(VaultId);
+            let around = around.filter(|around| self.check_place(vault, around).is_ok());
+            table.insert(&lease_key(vault, KEPT, 0)[..], kept_row(around.as_ref()))?;
             events.push(Event::AnchorFound { vault: vault.to_string() });
-            Ok(())
+            Ok(around)
         })?;
-        self.look_at_datasets()
+        self.places.write().set(vault, around);
+        Ok(())
     }
 
     /// Notes that the anchor of a vault is about to be retired, so it does not count as missing afterwards. If the
@@ -212,7 +218,8 @@ impl State {
             }
             Ok(())
         })?;
-        self.look_at_datasets()
+        self.places.write().set(vault, None);
+        Ok(())
     }
 
     /// Notes that the anchor of a vault is no longer kept here: its sessions have ended, and no host has to report its

@@ -109,3 +109,39 @@ fn a_vault_whose_rows_are_read_stays_open() {
     assert_eq!(open(&vaults), VAULTS[..1], "it may be used soon");
     assert_eq!([1, OPEN_MANY + 1].map(|open| vaults.may_be_unused(open)), [UNUSED, 0]);
 }
+
+/// All rows of the anchor of a vault.
+fn rows(vaults: &Vaults, id: &VaultId) -> Vec<Change> {
+    let table = vaults.vault(id).unwrap_or_else(|_| panic!("opens")).table_to_look_at();
+    let mut rows = Vec::new();
+    let visited = table.visit_all(|space, key, value| {
+        rows.push(Change { space, key: key.to_vec(), value: Some(value.to_vec()) });
+        Ok::<(), AnchorError>(())
+    });
+    visited.unwrap();
+    rows
+}
+
+/// Who may use two vaults could else put each into the other. Nothing would bound the datasets in them.
+#[test]
+fn a_vault_is_not_put_into_its_own_dataset() {
+    let dir = tempfile::tempdir().unwrap();
+    let (vaults, caller) = vaults(dir.path());
+    let (vaults, [one, two, _]) = (Arc::new(vaults), VAULTS);
+    let of = [one, two].map(|id| rows(&vaults, &id));
+    let begin = |id, around| vaults.begin_put(&caller, &id, None, Some(around)).unwrap_or_else(|_| panic!("begins"));
+    // Both begin while nothing lies in anything.
+    let (mut first, mut second) = (begin(one, two), begin(two, one));
+    for (put, rows) in [(&mut first, &of[0]), (&mut second, &of[1])] {
+        put.take(rows).unwrap_or_else(|_| panic!("takes"));
+    }
+    vaults.forget(&one).unwrap_or_else(|_| panic!("retires"));
+    first.finish(&caller).unwrap_or_else(|_| panic!("puts"));
+    assert_eq!(vaults.state().around(&one), Some(two));
+    vaults.forget(&two).unwrap_or_else(|_| panic!("retires"));
+    assert!(matches!(second.finish(&caller), Err(Refused::NotGranted)));
+    assert!(matches!(vaults.begin_put(&caller, &two, None, Some(one)), Err(Refused::NotGranted)));
+    assert_eq!(vaults.state().around(&two), None);
+    let mut alone = vaults.begin_put(&caller, &two, None, None).unwrap_or_else(|_| panic!("begins"));
+    assert!(alone.take(&of[1]).is_ok() && alone.finish(&caller).is_ok());
+}
