@@ -23,7 +23,7 @@ use crate::state::leases::{Lasting, Use};
 use crate::threads::Turns;
 use lamassu_anchor::head::Head;
 use lamassu_anchor::table::{Change, Table};
-use lamassu_anchor::{Anchor, AnchorError};
+use lamassu_anchor::{Anchor, AnchorError, VaultRow};
 use lamassu_format::header::VaultId;
 use lamassu_lease::locks::LOCKS_MAX;
 use lamassu_lease::server::{Server, Step};
@@ -106,13 +106,9 @@ impl Vault {
         let row = Anchor::open(table.clone(), &id)?.vault();
         let (durable, lasting) = state.leases(&id)?;
         let (leases, step) = Server::start(terms, durable, now());
-        let sessions = lasting.into_iter().map(|Lasting { session, host, used }| {
-            let (knows, limits) = Default::default();
-            (
-                session,
-                Attending { host, used, heard: now(), connections: 0, replies: None, knows, limits, is_out: false },
-            )
-        });
+        let sessions = lasting
+            .into_iter()
+            .map(|Lasting { session, host, used }| (session, Attending::new(host, used, now(), PolicyNo::default())));
         let sessions = sessions.collect();
         let recent = Recent::default();
         let (clock, pauses, opened) = (pauses.clone(), pauses.look().1, HashSet::new());
@@ -334,7 +330,7 @@ impl Vault {
         if inner.sessions.values().filter(|one| one.host == host).count() >= SESSIONS_MAX {
             return Err(Refused::TooMuch("too many sessions of this host"));
         }
-        let subject = Subject::of(host, &inner.row);
+        let subject = self.subject(host, &inner.row);
         let (knows, policy) = self.policies.now();
         // Reading is allowed whatever the policy says.
         if let Some(forbidden) = policy.forbids_vault(&subject).filter(|_| used != Use::Reads) {
@@ -342,9 +338,8 @@ impl Vault {
         }
         let now = inner.now();
         let (session, step) = inner.leases.join(now);
-        let (replies, limits, is_out) = (Some(replies), LimitsCache::default(), false);
         let attending =
-            Attending { host: host.into(), used, heard: now, connections: 1, replies, is_out, knows, limits };
+            Attending { connections: 1, replies: Some(replies), ..Attending::new(host.into(), used, now, knows) };
         inner.sessions.insert(session, attending);
         self.carry_out(inner, step, None)?;
         Ok(Begun { line: Line { session, number: 1 }, head: inner.head })
@@ -433,13 +428,22 @@ impl Vault {
     /// Checks the changes of a session against the policy. Returns the files with forbidden profiles that they open.
     fn judge(&self, inner: &mut Inner, session: SessionId, changes: &[Change]) -> Answer<Vec<Vec<u8>>> {
         let Some(one) = inner.sessions.get_mut(&session) else { return Err(Refused::Ended) };
-        let subject = Subject::of(&one.host, &inner.row);
+        let subject = self.subject(&one.host, &inner.row);
+        if one.lies_in != subject.around {
+            // Its place may change while it has sessions, if the anchor of a vault around it moves.
+            (one.lies_in, one.limits) = (subject.around.clone(), LimitsCache::default());
+        }
         let limits = self.policies.limits(&subject, one.knows, &mut one.limits);
         match policy::judge(&*inner.table, &inner.row, changes, &limits, &inner.opened)? {
             Judged::Good(opens) => Ok(opens),
             Judged::Forbidden(forbidden) => Err(self.policies.refuse(&subject, At::Commit, forbidden)),
             Judged::Nonsense => Err(Refused::NoAnchor),
         }
+    }
+
+    /// This vault, as a host uses it.
+    fn subject(&self, host: &str, row: &VaultRow) -> Subject {
+        Subject::of(host, row, self.state.with_those_around(&self.id))
     }
 
     /// Whether the policy has changed since the session was told of `told`.
@@ -454,7 +458,7 @@ impl Vault {
         }
         let (number, policy) = self.policies.now();
         *told = Some(number);
-        let subject = Subject::of(host, &self.inner.lock().row);
+        let subject = self.subject(host, &self.inner.lock().row);
         Some(policy.limits(&subject).to_proto())
     }
 

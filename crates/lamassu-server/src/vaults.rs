@@ -14,7 +14,7 @@ use crate::state::{Misplaced, State};
 use crate::vault::{Begun, Common, Inner, Standing, Told, Vault};
 use lamassu_anchor::head::Head;
 use lamassu_anchor::table::{Change, Table};
-use lamassu_anchor::{Anchor, AnchorError, Revision, export};
+use lamassu_anchor::{Anchor, AnchorError, Revision, VaultRow, export};
 use lamassu_format::header::VaultId;
 use lamassu_lease::{SessionId, Terms};
 use parking_lot::{Mutex, MutexGuard};
@@ -514,7 +514,7 @@ impl Put {
         let is_here = !is_waited_for && self.vaults.anchors.has(&self.id)?;
         // Rows that were acknowledged once are taken back whatever the policy says by now.
         let is_exempt = is_waited_for || is_here;
-        let forbidden = if is_exempt { None } else { self.forbidden(&*table, &Subject::of(&caller.name, &row))? };
+        let forbidden = if is_exempt { None } else { self.forbidden(&*table, &self.subject(caller, &row))? };
         table.commit(&[self.head.change()])?;
         drop(table);
         self.vaults.may_put(caller, &self.id, self.around)?;
@@ -545,6 +545,12 @@ impl Put {
         }
         let there = self.vaults.vault(&self.id)?.head();
         if there == self.head { Ok(there) } else { Err(Refused::Known) }
+    }
+
+    /// The vault, as its host uses it where it is put.
+    fn subject(&self, caller: &Caller, row: &VaultRow) -> Subject {
+        let within = self.around.map(|around| self.vaults.state().with_those_around(&around));
+        Subject::of(&caller.name, row, within.into_iter().flatten())
     }
 
     /// The policy's reason against a host's putting these rows, if there is one.

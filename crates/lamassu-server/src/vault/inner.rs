@@ -64,6 +64,17 @@ pub(super) struct Attending {
     /// The policy that it knew when it began or was last granted the vault, with the limits of that and later policies.
     pub(super) knows: PolicyNo,
     pub(super) limits: LimitsCache,
+    /// The vaults around the vault, for which these limits are.
+    pub(super) lies_in: Vec<String>,
+}
+
+impl Attending {
+    /// A session without a connection.
+    pub(super) fn new(host: String, used: Use, heard: Millis, knows: PolicyNo) -> Attending {
+        let (connections, replies, is_out) = (0, None, false);
+        let (limits, lies_in) = Default::default();
+        Attending { host, used, heard, connections, replies, is_out, knows, limits, lies_in }
+    }
 }
 
 impl Inner {
