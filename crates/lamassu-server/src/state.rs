@@ -229,6 +229,7 @@ impl State {
         *state.tokens.write() = state.read_tokens()?;
         *state.restored.write() = restored;
         *state.places.write() = Places::of(state.read_lies_in()?);
+        state.fill_queues()?;
         Ok(state)
     }
 
