@@ -20,7 +20,6 @@ use crate::recent::Recent;
 use crate::refused::{Answer, At, Lost, Refused};
 use crate::state::State;
 use crate::state::leases::{Lasting, Use};
-use crate::threads::Turns;
 use lamassu_anchor::head::Head;
 use lamassu_anchor::table::{Change, Table};
 use lamassu_anchor::{Anchor, AnchorError, VaultRow};
@@ -56,7 +55,6 @@ pub struct Vault {
     inner: Mutex<Inner>,
     /// That of `inner`, without its lock.
     standing: watch::Receiver<Standing>,
-    turns: Turns,
 }
 
 /// What all vaults use.
@@ -126,7 +124,7 @@ impl Vault {
             opened,
             unused_since: None,
         };
-        let vault = Vault { id, state, metrics, policies, inner: Mutex::new(inner), standing, turns: Turns::default() };
+        let vault = Vault { id, state, metrics, policies, inner: Mutex::new(inner), standing };
         vault.carry_out(&mut vault.inner.lock(), step, None)?;
         Ok(vault)
     }
@@ -136,14 +134,14 @@ impl Vault {
         self.id
     }
 
-    /// The order of those who use it.
-    pub fn turns(&self) -> &Turns {
-        &self.turns
-    }
-
     /// The head of its table.
     pub fn head(&self) -> Head {
         self.inner.lock().head
+    }
+
+    /// Signals when it is used no more.
+    pub fn watched(&self) -> watch::Receiver<Standing> {
+        self.standing.clone()
     }
 
     /// Whether it is used, or must be opened again. Waits for nothing.
@@ -350,11 +348,16 @@ impl Vault {
     ///
     /// # Errors
     /// [`Refused::Ended`]; as [`Vault::call`].
-    pub fn resumes(&self, host: &str, session: SessionId, report: Call, replies: Sender<Told>) -> Answer<Begun> {
+    pub fn resumes(&self, caller: &Caller, session: SessionId, report: Call, replies: Sender<Told>) -> Answer<Begun> {
         if !is_of_the_vault(&report) {
             return Err(Refused::Nonsense);
         }
-        let inner = &mut *self.usable()?;
+        let (host, inner) = (&*caller.name, &mut *self.usable()?);
+        // As for a session that begins: the grant may have ended since the call was admitted. Whoever ended it has
+        // looked at the open vaults, and this one may not have been open then.
+        if !self.state.may_use(&caller.key, &self.id) {
+            return Err(Refused::Unknown);
+        }
         let now = inner.now();
         let known = inner.sessions.get_mut(&session).filter(|one| one.host == host).ok_or(Refused::Ended)?;
         known.replies = Some(replies);

@@ -213,7 +213,7 @@ fn a_new_connection_hears_nothing_that_was_decided_before_its_report() {
         let mut resume = || {
             let (replies, mut told) = channel(REPLIES_MAX);
             let report = Call::Resume { held: Vec::new(), locks: Vec::new() };
-            let begun = vault.resumes(&caller.name, line.session, report, replies);
+            let begun = vault.resumes(&caller, line.session, report, replies);
             line = begun.unwrap_or_else(|_| panic!("the session lasts")).line;
             // Nothing was asked on it yet.
             (line, told.try_recv().ok())
@@ -229,4 +229,22 @@ fn a_new_connection_hears_nothing_that_was_decided_before_its_report() {
         resume();
         assert_eq!(told, None);
     });
+}
+
+/// A grant that ends while the call waits ends no session of a vault that is not open then.
+#[test]
+fn who_has_lost_its_grant_resumes_no_session() {
+    let dir = tempfile::tempdir().unwrap();
+    let (common, caller) = common(dir.path());
+    let vault = open(table(), &common);
+    let (line, _told) = begin(&vault, &caller);
+    let resumes = || {
+        let report = Call::Resume { held: Vec::new(), locks: Vec::new() };
+        vault.resumes(&caller, line.session, report, channel(REPLIES_MAX).0)
+    };
+    assert!(resumes().is_ok());
+    common.state.grant("one", &ID.to_string(), false).unwrap();
+    assert!(matches!(resumes(), Err(Refused::Unknown)));
+    common.state.grant("one", &ID.to_string(), true).unwrap();
+    assert!(resumes().is_ok(), "the session was not touched");
 }
