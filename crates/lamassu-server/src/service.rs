@@ -7,6 +7,7 @@ use crate::alerts::Finding;
 use crate::authority;
 use crate::caller::{CallPermit, Caller, Peer};
 use crate::counts::Counts;
+use crate::files::PUTS_MAX;
 use crate::keys::Master;
 use crate::keys::evaluate::Evaluations;
 use crate::metrics::Metrics;
@@ -62,6 +63,8 @@ pub struct Service {
     pub rows: Counts<Arc<[u8]>>,
     /// anchors that are being received, by the key of the host
     pub puts: Counts<Arc<[u8]>>,
+    /// anchors that are being received
+    pub all_puts: Counts<()>,
     /// the master key, if keys are kept
     pub master: Option<Arc<Master>>,
     /// what hosts have evaluated
@@ -270,7 +273,7 @@ impl Anchors for Service {
 
     async fn put(&self, request: Request<Streaming<proto::PutRequest>>) -> Done<proto::State> {
         let (caller, place) = (caller(&request)?, place(&request)?);
-        let turn = self.puts.one_more(&caller.key, PUTS_AT_ONCE);
+        let turn = self.puts.one_more(&caller.key, PUTS_AT_ONCE).zip(self.all_puts.one_more(&(), PUTS_MAX));
         let turn = turn.ok_or_else(|| Status::resource_exhausted("too many at once"))?;
         let (mut said, mut pace) = (request.into_inner(), Pace::begin());
         let mut next = async || {

@@ -11,8 +11,8 @@
 //! A rule forbids values, or mandates some and so forbids all others. No rule allows what another one forbids, so the
 //! order of rules only decides which name is reported. Without rules everything is allowed.
 //!
-//! A vault stands for itself and for all datasets in it, at any depth, also where a rule excepts it: who may use a vault
-//! makes datasets in it, and gives them ids that no rule can name.
+//! A vault stands for itself and for all datasets in it, at any depth, also where a rule excepts it: who may use a
+//! vault makes datasets in it, and gives them ids that no rule can name.
 //!
 //! A decision depends on the suite and the domain of a vault, which its row fixes when it is put here, and on the
 //! profile in the row of each file. A host that lies about its data is not detected: no row shows it.

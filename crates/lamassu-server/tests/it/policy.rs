@@ -229,9 +229,8 @@ fn a_rule_for_a_vault_holds_in_the_datasets_in_it() {
     a.run("dataset create m-a/ds").ok();
     a.run("dataset create m-a/ds/inner").ok();
     a.write("ds/inner/encrypted", "secret").unwrap();
-    let set = |host: Host<'_>, path: &str| {
-        host.run(&format!("profile set --protect none m-{}/ds/inner {path}", host.name))
-    };
+    let set =
+        |host: Host<'_>, path: &str| host.run(&format!("profile set --protect none m-{}/ds/inner {path}", host.name));
     a.write("ds/inner/plain", "before the rule").unwrap();
     set(a, "plain").ok();
     let rule = format!("[[rule]]\nname = \"no plain\"\nvaults = [{id:?}]\nrequire.protections = [\"both\"]\n");
