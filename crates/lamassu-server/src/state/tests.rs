@@ -378,3 +378,18 @@ fn an_anchor_that_is_found_lies_where_it_was_put() {
         state.will_put_away(&inner).expect("writes");
     }
 }
+
+/// Its put was cut off, and the vault around it was put into it before the server started again.
+#[test]
+fn an_anchor_that_is_found_does_not_lie_in_its_own_dataset() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (one, other) = (VaultId([7; 16]), VaultId([8; 16]));
+    let state = State::make(dir.path()).expect("opens");
+    state.will_keep(&one, Some(&other)).expect("writes");
+    state.note_kept("h", &other, Some(&one)).expect("writes");
+    state.note_found(&one).expect("writes");
+    assert_eq!((state.around(&one), state.around(&other)), (None, Some(one)));
+    drop(state);
+    let state = State::make(dir.path()).expect("opens");
+    assert_eq!((state.around(&one), state.with_those_inside(&one)), (None, vec![one, other]));
+}
