@@ -201,8 +201,12 @@ fn while_a_vault_is_closed_its_slot_is_free_and_nobody_opens_it() {
     assert!(vaults.vault(&VAULTS[0]).is_ok());
     let slot = vaults.slot(&VAULTS[0]);
     let closing = close(&slot, 0, None).expect("nobody uses it");
+    // Its file is not even looked for.
+    let (file, elsewhere) = (anchor(dir.path(), &VAULTS[0]), dir.path().join("elsewhere"));
+    std::fs::rename(&file, &elsewhere).unwrap();
     assert!(matches!(vaults.vault_in(&VAULTS[0], &mut slot.lock(), true), Err(Refused::NotNow)));
     assert!(open(&vaults).is_empty() && !vaults.is_open(&VAULTS[0]));
+    std::fs::rename(&elsewhere, &file).unwrap();
     drop(closing);
     assert!(vaults.vault(&VAULTS[0]).is_ok());
 }
