@@ -106,6 +106,8 @@ pub struct Server {
     locks: Table,
     /// Requests about locks that came before every session had reported its locks.
     early: VecDeque<(SessionId, Call)>,
+    /// How many of them a session has.
+    early_of: BTreeMap<SessionId, usize>,
     /// How many numbers were given in this run.
     given: u64,
 }
@@ -121,6 +123,7 @@ impl Server {
             objects: BTreeMap::new(),
             locks: Table::default(),
             early: VecDeque::new(),
+            early_of: BTreeMap::new(),
             given: 0,
         };
         for (object, (session, number)) in server.durable.exclusive.clone() {
@@ -202,14 +205,17 @@ impl Server {
     fn lock_call(&mut self, session: SessionId, call: Call, step: &mut Step) {
         // A session that is not back may have any lock.
         if self.sessions.values().any(|session| !session.is_back) {
-            let its = self.early.iter().filter(|(of, _)| *of == session).count();
+            let its = self.early_of.get(&session).copied().unwrap_or_default();
             match call {
                 Call::Lock { request, .. } | Call::Unlock { request, .. } | Call::TestLock { request, .. }
                     if its >= LOCKS_MAX =>
                 {
                     step.replies.push((session, Reply::Lock { request, answer: LockAnswer::TooMany }));
                 }
-                _ if its < 2 * LOCKS_MAX => self.early.push_back((session, call)),
+                _ if its < 2 * LOCKS_MAX => {
+                    self.early.push_back((session, call));
+                    self.early_of.insert(session, its + 1);
+                }
                 _ => {}
             }
             return;
@@ -227,10 +233,22 @@ impl Server {
     /// Handles the requests about locks that waited until every session was back.
     fn catch_up(&mut self, step: &mut Step) {
         if self.sessions.values().all(|session| session.is_back) {
+            self.early_of.clear();
             for (session, call) in std::mem::take(&mut self.early) {
                 self.lock_call(session, call, step);
             }
         }
+    }
+
+    fn forget_early(&mut self, session: SessionId) {
+        if self.early_of.remove(&session).is_some() {
+            self.early.retain(|(of, _)| *of != session);
+        }
+    }
+
+    /// How many locks a session has, with its requests that wait.
+    pub fn locks_of(&self, session: SessionId) -> usize {
+        self.locks.count(session) + self.early_of.get(&session).copied().unwrap_or_default()
     }
 
     /// The process was suspended. Messages of sessions may still be unread, so that all sessions count as heard of now.
@@ -361,7 +379,7 @@ impl Server {
             }
         }
         self.change(step, Change::Ended(session));
-        self.early.retain(|(of, _)| *of != session);
+        self.forget_early(session);
         let mut answers = Vec::new();
         self.locks.end(session, &mut answers);
         answered(answers, step);
@@ -385,7 +403,7 @@ impl Server {
         step: &mut Step,
     ) {
         let was_back = self.sessions.get(&session).is_some_and(|session| session.is_back);
-        self.early.retain(|(of, _)| *of != session);
+        self.forget_early(session);
         let mut answers = Vec::new();
         let is_so = held.iter().all(|grant| self.may_hold(session, grant, was_back))
             && self.locks.resume(session, locks, &mut answers);

@@ -3,20 +3,21 @@
 
 use crate::caller::Peer;
 use crate::counts::{Counted, Counts};
+use crate::crowd::Crowd;
+use crate::files::HANDSHAKES_MAX;
 use crate::metrics::Metrics;
 use crate::state::{State, Who};
 use lamassu_rpc::tls::{self, Keys};
 use parking_lot::Mutex;
 use rustls::ServerConfig;
-use std::collections::{HashMap, VecDeque};
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 use tokio::io::{self, AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::time::Sleep;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
@@ -144,7 +145,7 @@ impl Door {
     /// Accepts until the receiver is gone. Each handshake runs in a task of its own, so that a slow one delays no
     /// other.
     pub async fn accept(self, listener: TcpListener, accepted: mpsc::Sender<io::Result<Connection>>) {
-        let handshakes = Handshakes::default();
+        let handshakes = Crowd::of(self.limits.handshakes, HANDSHAKES_MAX);
         loop {
             let (stream, address) = tokio::select! {
                 accepted = listener.accept() => match accepted {
@@ -159,12 +160,12 @@ impl Door {
                 () = accepted.closed() => return,
             };
             let (door, accepted) = (self.clone(), accepted.clone());
-            let (turn, given_up) = handshakes.begin(address.ip(), self.limits.handshakes);
+            let (turn, given_up) = handshakes.begin(address.ip());
             tokio::spawn(async move {
                 let shaken = door.shake(stream);
                 let shaken = tokio::select! {
                     shaken = tokio::time::timeout(HANDSHAKE_TIMEOUT, shaken) => shaken.unwrap_or_else(|_| Err("it took too long".into())),
-                    _ = given_up => Err("there were too many of its address at once".into()),
+                    _ = given_up => Err("there were too many at once".into()),
                 };
                 drop(turn);
                 match shaken.and_then(|stream| door.connection(stream, address)) {
@@ -198,65 +199,6 @@ impl Door {
     }
 }
 
-/// Handshakes under way, by address, oldest first. When an address has too many, its oldest handshake is dropped. So a
-/// stranger behind the address of a host cannot keep the host out.
-#[derive(Clone, Default)]
-struct Handshakes(Arc<Mutex<UnderWay>>);
-
-#[derive(Default)]
-struct UnderWay {
-    begun: u64,
-    of: HashMap<IpAddr, VecDeque<(u64, oneshot::Sender<()>)>>,
-}
-
-/// A handshake that is under way.
-struct Turn {
-    of: Handshakes,
-    address: IpAddr,
-    number: u64,
-}
-
-impl Handshakes {
-    /// The receiver is notified when this handshake is dropped for a newer one.
-    fn begin(&self, address: IpAddr, most: usize) -> (Turn, oneshot::Receiver<()>) {
-        let address = network_of(address);
-        let (give_up, given_up) = oneshot::channel();
-        let under_way = &mut *self.0.lock();
-        under_way.begun += 1;
-        let turns = under_way.of.entry(address).or_default();
-        turns.push_back((under_way.begun, give_up));
-        if turns.len() > most
-            && let Some((_, oldest)) = turns.pop_front()
-        {
-            let _ = oldest.send(());
-        }
-        (Turn { of: self.clone(), address, number: under_way.begun }, given_up)
-    }
-}
-
-impl Drop for Turn {
-    fn drop(&mut self) {
-        let under_way = &mut *self.of.0.lock();
-        if let Some(turns) = under_way.of.get_mut(&self.address) {
-            turns.retain(|(number, _)| *number != self.number);
-            if turns.is_empty() {
-                under_way.of.remove(&self.address);
-            }
-        }
-    }
-}
-
-/// The unit by which addresses are counted: an IPv6 /64, since one subscriber has 2⁶⁴ addresses.
-fn network_of(address: IpAddr) -> IpAddr {
-    match address {
-        IpAddr::V6(address) if address.to_ipv4_mapped().is_none() => {
-            let bits = address.to_bits() >> 64 << 64;
-            std::net::Ipv6Addr::from_bits(bits).into()
-        }
-        address => address,
-    }
-}
-
 /// Limits log lines that strangers can cause.
 #[derive(Default)]
 struct Quiet {
@@ -272,34 +214,5 @@ impl Quiet {
         }
         self.said = Some(Instant::now());
         tracing::info!(%address, why, unsaid = std::mem::take(&mut self.unsaid), "a connection was refused");
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_oldest_handshake_of_an_address_gives_way() {
-        let handshakes = Handshakes::default();
-        let (one, two) = ("10.0.0.1".parse().expect("one"), "10.0.0.2".parse().expect("two"));
-        let (_first, mut first) = handshakes.begin(one, 2);
-        let (second, mut second_over) = handshakes.begin(one, 2);
-        let (_other, mut other) = handshakes.begin(two, 2);
-        let (_third, mut third) = handshakes.begin(one, 2);
-        assert!(first.try_recv().is_ok());
-        drop(second);
-        let (_fourth, mut fourth) = handshakes.begin(one, 2);
-        for waiting in [&mut second_over, &mut other, &mut third, &mut fourth] {
-            assert!(waiting.try_recv().is_err(), "given up");
-        }
-    }
-
-    #[test]
-    fn one_network_of_ipv6_is_one_address() {
-        let network = |address: &str| network_of(address.parse().expect("an address"));
-        assert_eq!(network("2001:db8::1"), network("2001:db8::ffff:1"));
-        assert_ne!(network("2001:db8::1"), network("2001:db8:0:1::1"));
-        assert_ne!(network("::ffff:10.0.0.1"), network("::ffff:10.0.0.2"));
     }
 }

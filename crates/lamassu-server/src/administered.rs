@@ -63,12 +63,18 @@ impl Administered {
     /// # Errors
     /// [`ServerError::File`]; a [`ServerError::Database`] that ends a server; those of `each`.
     pub fn visit_tables(&self, mut each: impl FnMut(VaultId, Opened) -> Result<()>) -> Result<()> {
-        for id in self.anchors.all()? {
-            let closed = self.vaults.as_ref().filter(|vaults| !vaults.is_open(&id));
-            each(id, self.table(&id)?)?;
-            if let Some(vaults) = closed {
-                vaults.close_unused(&id);
-            }
+        self.anchors.all()?.into_iter().try_for_each(|id| self.visit_table(&id, || each(id, self.table(&id)?)))
+    }
+
+    /// Runs work that may open a vault, which is closed after that if it was not open before.
+    ///
+    /// # Errors
+    /// Those of the work.
+    pub fn visit_table(&self, id: &VaultId, work: impl FnOnce() -> Result<()>) -> Result<()> {
+        let closed = self.vaults.as_ref().filter(|vaults| !vaults.is_open(id));
+        work()?;
+        if let Some(vaults) = closed {
+            vaults.close_unused(id);
         }
         Ok(())
     }

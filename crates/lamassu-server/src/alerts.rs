@@ -7,7 +7,8 @@ use lamassu_crypto::wrap::sha256;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
-/// Alerts of one vault at most. Further findings are counted by one more alert, of the kind [`NOT_KEPT`].
+/// Alerts at most of one vault and of all datasets that lie in it, or did. Further findings are counted by one more
+/// alert, of the kind [`NOT_KEPT`].
 pub const ALERTS_MAX: u64 = 2000;
 /// Names of hosts that an alert has at most.
 pub const HOSTS_MAX: usize = 32;
@@ -103,6 +104,9 @@ pub struct Alert {
     pub number: u64,
     /// the vault, hex
     pub vault: String,
+    /// the outermost vault that it lay in at the first finding, hex; none: it was no dataset
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub outermost: Option<String>,
     /// number of findings there
     pub count: u64,
     /// time of the first report by the server's clock, seconds since 1970

@@ -19,6 +19,9 @@ const AWAY: &str = "given-up";
 /// Bytes that stay free on the server's disk for the state. An anchor does not grow into them.
 pub const RESERVE: u64 = 64 << 20;
 
+/// Bytes of each file in memory, of what is read of it and of what is written: thousands may be open.
+const CACHE_BYTES: usize = 512 << 10;
+
 /// Tables by vault. A vault has at most one table, and may have retired ones.
 pub trait AnchorStore: Send + Sync {
     /// The vaults that have a table.
@@ -144,7 +147,7 @@ impl AnchorStore for Files {
         let file = self.file(id);
         Ok(Arc::new(match self.is_read_only {
             true => DiskTable::open_read_only(&file, Readers::InsteadOfWriter)?,
-            false => DiskTable::open(&file)?.keeping_free(RESERVE),
+            false => DiskTable::open_caching(&file, CACHE_BYTES)?.keeping_free(RESERVE).staying_loose(),
         }))
     }
 
@@ -152,7 +155,7 @@ impl AnchorStore for Files {
         static BEGUN: AtomicU64 = AtomicU64::new(0);
         let number = BEGUN.fetch_add(1, Ordering::Relaxed);
         let path = self.dir.join(format!("{id}-{number}.{NEW}"));
-        let table = Arc::new(DiskTable::create(&path)?.keeping_free(RESERVE));
+        let table = Arc::new(DiskTable::create_caching(&path, CACHE_BYTES)?.keeping_free(RESERVE));
         Ok(Box::new(NewFile { table, path: NewPath(path), place: self.file(id) }))
     }
 

@@ -22,6 +22,7 @@
 //! | `pauses` | the clock of all vaults, which notices when the process was suspended |
 //! | `recent` | the changes of a vault's newest commits |
 //! | `counts`, `threads` | counts what is in use at once; threads for calls that wait |
+//! | `bounds`, `files`, `crowd` | what one host has in all vaults; which files hosts may take; peers not known yet |
 //! | `vault/` | one vault: its anchor's table, its leases, its sessions |
 //! | `vaults` | all vaults: opening, receiving, retiring |
 //! | `accept` | TLS, connections, their limits |
@@ -45,8 +46,8 @@
 //! threads of their own.
 //!
 //! Whoever calls or speaks for a host waits for the turn of its vault first, without a thread (`threads`). Then locks,
-//! in this order: the slot of a vault (`vaults`); the vault (`vault`); of the state (`state`) `changing`, then
-//! `restored`, then `hosts` or `database`; with etcd, `committing` of an anchor, then `last` of what a transaction
+//! in this order: the slot of a vault (`vaults`); `placing`, or the vault (`vault`); of the state (`state`) `changing`,
+//! then `restored`, then `hosts` or `database`; with etcd, `committing` of an anchor, then `last` of what a transaction
 //! changes. All other locks (the list of slots, the policy, counters, log limits) are held briefly, and no other lock
 //! is taken under them.
 #![forbid(unsafe_code)]
@@ -60,14 +61,17 @@ pub mod answering;
 pub mod audit;
 pub mod authority;
 pub mod backup;
+pub mod bounds;
 pub mod caller;
 pub mod check;
 pub mod config;
 pub mod counts;
+mod crowd;
 pub mod dir;
 pub mod error;
 #[cfg(feature = "etcd")]
 pub mod etcd;
+pub mod files;
 pub mod guard;
 pub mod keys;
 pub mod metrics;

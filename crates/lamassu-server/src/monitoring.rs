@@ -1,6 +1,7 @@
 //! The endpoints for an operator's monitoring: `/metrics` in the text format of OpenMetrics, and `/health`. They return
 //! counts only: no name of a host, no vault, no key.
 
+use crate::crowd::Crowd;
 use crate::metrics::Metrics;
 use crate::policy::Policies;
 use crate::state::State;
@@ -11,6 +12,7 @@ use hyper::body::{Bytes, Incoming};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use parking_lot::Mutex;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
@@ -20,10 +22,15 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Connections of monitoring at once.
+/// Connections that have not sent their request yet, and requests that are answered at once.
 const ASKING_MAX: usize = 16;
+/// Connections of one address that have not.
+const OF_ADDRESS_MAX: usize = 8;
+/// How long a request may take to arrive.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(3);
 /// How long one such connection may take in all.
 const ASKING_TIMEOUT: Duration = Duration::from_secs(10);
+const PLAIN: &str = "text/plain";
 const TEXT: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// The values that monitoring reads.
@@ -75,19 +82,33 @@ impl Observed {
         Ok(text)
     }
 
-    fn answer(&self, request: &Request<Incoming>) -> Response<Full<Bytes>> {
-        let (status, kind, text) = match request.uri().path() {
-            "/metrics" => match self.text() {
-                Ok(text) => (StatusCode::OK, TEXT, text),
-                Err(_) => (StatusCode::INTERNAL_SERVER_ERROR, "text/plain", "no memory for it\n".into()),
-            },
-            "/health" => (StatusCode::OK, "text/plain", "ok\n".into()),
-            _ => (StatusCode::NOT_FOUND, "text/plain", "there are /metrics and /health\n".into()),
-        };
-        let mut response = Response::new(Full::from(text));
-        *response.status_mut() = status;
-        response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static(kind));
-        response
+    fn metrics(&self) -> Response<Full<Bytes>> {
+        match self.text() {
+            Ok(text) => response(StatusCode::OK, TEXT, text),
+            Err(_) => response(StatusCode::INTERNAL_SERVER_ERROR, PLAIN, "no memory for it\n"),
+        }
+    }
+}
+
+fn response(status: StatusCode, kind: &'static str, text: impl Into<Bytes>) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::from(text.into()));
+    *response.status_mut() = status;
+    response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static(kind));
+    response
+}
+
+/// The answer to a request. Reading the counts waits for locks of vaults, which are held while a commit is written.
+async fn answer(observed: Arc<Observed>, turns: Arc<Semaphore>, path: &str) -> Response<Full<Bytes>> {
+    match path {
+        "/health" => response(StatusCode::OK, PLAIN, "ok\n"),
+        "/metrics" => {
+            let Ok(turn) = turns.try_acquire_owned() else {
+                return response(StatusCode::SERVICE_UNAVAILABLE, PLAIN, "too many ask at once\n");
+            };
+            let asked = on_a_thread(Arc::new(turn), move || observed.metrics()).await;
+            asked.unwrap_or_else(|| response(StatusCode::INTERNAL_SERVER_ERROR, PLAIN, "a thread has ended\n"))
+        }
+        _ => response(StatusCode::NOT_FOUND, PLAIN, "there are /metrics and /health\n"),
     }
 }
 
@@ -104,34 +125,35 @@ async fn on_a_thread<T: Send + 'static>(
     done.await.ok()
 }
 
-/// Answers until the process ends: a few connections at once, each for a limited time.
+/// Answers until the process ends. Of connections that ask nothing, the oldest one gives way: so they keep nobody from
+/// asking.
 pub async fn serve(listener: TcpListener, observed: Arc<Observed>) {
-    let turns = Arc::new(Semaphore::new(ASKING_MAX));
+    let (crowd, turns) = (Crowd::of(OF_ADDRESS_MAX, ASKING_MAX), Arc::new(Semaphore::new(ASKING_MAX)));
     loop {
-        let Ok(turn) = turns.clone().acquire_owned().await else { return };
-        let stream = match listener.accept().await {
-            Ok((stream, _)) => stream,
+        let (stream, address) = match listener.accept().await {
+            Ok(accepted) => accepted,
             Err(error) => {
                 tracing::warn!(%error, "a connection could not be accepted");
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             }
         };
-        let observed = observed.clone();
+        let (unasked, gives_way) = crowd.begin(address.ip());
+        let (observed, turns, unasked) = (observed.clone(), turns.clone(), Mutex::new(Some(unasked)));
         tokio::spawn(async move {
-            let turn = Arc::new(turn);
-            let answer = service_fn(|request| {
-                let (observed, turn) = (observed.clone(), turn.clone());
-                // Reading the counts waits for locks of vaults, which are held while a commit is written.
-                async move {
-                    let asked = on_a_thread(turn, move || observed.answer(&request)).await;
-                    Ok::<_, Infallible>(asked.unwrap_or_else(|| Response::new(Full::from("a thread has ended\n"))))
-                }
+            let asked = service_fn(|request: Request<Incoming>| {
+                // It has asked, and gives way to nobody any more.
+                drop(unasked.lock().take());
+                let (observed, turns) = (observed.clone(), turns.clone());
+                async move { Ok::<_, Infallible>(answer(observed, turns, request.uri().path()).await) }
             });
             let mut http = http1::Builder::new();
-            http.timer(TokioTimer::new()).header_read_timeout(ASKING_TIMEOUT).keep_alive(false).max_buf_size(16 << 10);
-            let served = http.serve_connection(TokioIo::new(stream), answer);
-            let _ = tokio::time::timeout(ASKING_TIMEOUT, served).await;
+            http.timer(TokioTimer::new()).header_read_timeout(REQUEST_TIMEOUT).keep_alive(false).max_buf_size(16 << 10);
+            let served = tokio::time::timeout(ASKING_TIMEOUT, http.serve_connection(TokioIo::new(stream), asked));
+            tokio::select! {
+                _ = served => {}
+                Ok(()) = gives_way => {}
+            }
         });
     }
 }

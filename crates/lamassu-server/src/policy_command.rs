@@ -37,7 +37,7 @@ pub enum PolicyCommand {
         /// Without this, all profiles are tested
         profile: Option<String>,
     },
-    /// List the files of a vault whose profiles are forbidden to hosts that may use it
+    /// List the files of a vault, and of the datasets in it, whose profiles are forbidden to hosts that may use it
     Check {
         /// Print one JSON document
         #[arg(long)]
@@ -117,7 +117,8 @@ fn decision(Decided { profile, forbidden }: &Decided) -> String {
     }
 }
 
-fn found(Violation { object, profile, rule, hosts }: &Violation) -> String {
+fn found(Violation { object, dataset, profile, rule, hosts }: &Violation) -> String {
     let hosts: Vec<_> = hosts.iter().map(String::as_str).collect();
-    format!("object {object}  {profile}  by {rule:?} for {}", hosts.join(", "))
+    let place = dataset.as_ref().map(|dataset| format!(" in dataset {dataset}")).unwrap_or_default();
+    format!("object {object}{place}  {profile}  by {rule:?} for {}", hosts.join(", "))
 }

@@ -7,9 +7,11 @@ use crate::anchor_store::RESERVE;
 use crate::answering;
 use crate::audit::Event;
 use crate::authority::{Authority, is_to_be_renewed, is_valid};
+use crate::bounds::Bounds;
 use crate::config::{self, Config};
 use crate::counts::Counts;
 use crate::dir::{check_dir, make_dir};
+use crate::files::{self, Shares};
 use crate::guard::Guard;
 use crate::keys::Master;
 use crate::keys::evaluate::{self, Evaluations};
@@ -30,7 +32,6 @@ use crate::{Result, ServerError};
 use lamassu_lease::{Terms, TermsError};
 use lamassu_rpc::tls;
 use parking_lot::Mutex;
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustls::ServerConfig;
 use sd_notify::NotifyState;
 use std::fs;
@@ -57,9 +58,6 @@ const RENEWAL_EVERY: Duration = Duration::from_secs(5);
 const RENEWAL_AGAIN_AFTER: Duration = Duration::from_secs(60);
 /// How often the server looks whether space is kept for the state.
 const RESERVE_EVERY: Duration = Duration::from_secs(5);
-/// Open files beside connections of hosts: anchors, the state, administrators, monitoring.
-const OTHER_FILES: u64 = 512;
-
 /// Makes the directory of a new server.
 ///
 /// # Errors
@@ -97,27 +95,11 @@ pub fn check_config(dir: &Path) -> Result<()> {
 /// [`ServerError`].
 pub fn run(dir: &Path) -> Result<()> {
     check_dir(dir)?;
-    let config = Config::read(dir)?;
-    raise_file_limit(config.connections_max);
+    let mut config = Config::read(dir)?;
+    let shares = files::raise_limit(config.connections_max);
+    config.connections_max = shares.connections;
     let runtime = tokio::runtime::Builder::new_multi_thread().max_blocking_threads(THREADS_MAX).enable_all().build();
-    runtime.map_err(ServerError::file("start threads for", dir))?.block_on(serve(dir, config))
-}
-
-/// Raises the limit of open files as far as this process may. What a shell sets is less than the connections that
-/// `connections_max` allows, and a server without descriptors opens no anchor and answers no administrator.
-fn raise_file_limit(connections: usize) {
-    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
-    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
-        tracing::warn!(%error, "the limit of open files stays as it is");
-    }
-    let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-    if files < connections as u64 + OTHER_FILES {
-        tracing::warn!(
-            files,
-            connections,
-            "this process may open fewer files than connections_max needs: raise LimitNOFILE"
-        );
-    }
+    runtime.map_err(ServerError::file("start threads for", dir))?.block_on(serve(dir, config, shares))
 }
 
 /// An address of this server. It has its file from now on, and answers when it listens.
@@ -256,7 +238,12 @@ struct Parts<'a> {
 
 impl<'a> Parts<'a> {
     /// The parts, with no vault opened yet.
-    fn of(dir: &'a Path, config: Config, authority: Arc<Authority>, origin: Origin) -> Result<Parts<'a>> {
+    fn of(
+        dir: &'a Path,
+        config: Config,
+        (authority, origin): (Arc<Authority>, Origin),
+        shares: Shares,
+    ) -> Result<Parts<'a>> {
         let Origin { state, anchors, .. } = &origin;
         // Before the first call is answered: it may take a while, and may ask a person.
         let master = Master::of(&config, state)?.map(Arc::new);
@@ -264,10 +251,14 @@ impl<'a> Parts<'a> {
         let metrics = Metrics::default();
         let policies = Arc::new(Policies::start(dir, terms, (state.clone(), metrics.clone()))?);
         let pauses = Arc::<Pauses>::default();
-        let (metrics_of, policies_of) = (metrics.clone(), policies.clone());
-        let common =
-            Common { state: state.clone(), metrics: metrics_of, policies: policies_of, pauses: pauses.clone() };
-        let vaults = Arc::new(Vaults::new(anchors.clone(), terms, common));
+        let common = Common {
+            state: state.clone(),
+            metrics: metrics.clone(),
+            policies: policies.clone(),
+            pauses: pauses.clone(),
+            bounds: Bounds::new(shares.vaults_of_host),
+        };
+        let vaults = Arc::new(Vaults::new(anchors.clone(), terms, common, shares.vaults));
         let certificate = Certificate::new(&authority, state)?;
         let (evaluations, free) =
             (Arc::new(Evaluations::new(&config)), Arc::new(Semaphore::new(config.connections_max)));
@@ -330,6 +321,7 @@ impl<'a> Parts<'a> {
             office: self.origin.office.clone(),
             rows: Counts::default(),
             puts: Counts::default(),
+            all_puts: Counts::default(),
             master: self.master.clone(),
             evaluations: self.evaluations.clone(),
             metrics: self.metrics.clone(),
@@ -395,7 +387,7 @@ type Failure = mpsc::UnboundedReceiver<String>;
 /// The task that answers hosts.
 type Serving = tokio::task::JoinHandle<std::result::Result<(), tonic::transport::Error>>;
 
-async fn serve(dir: &Path, config: Config) -> Result<()> {
+async fn serve(dir: &Path, config: Config, shares: Shares) -> Result<()> {
     let mut signals = Signals::new()?;
     let authority = Arc::new(Authority::read(dir)?);
     let (failed, mut failure) = mpsc::unbounded_channel();
@@ -404,7 +396,7 @@ async fn serve(dir: &Path, config: Config) -> Result<()> {
         () = signals.end() => None,
     };
     let Some(origin) = opened else { return Ok(()) };
-    let parts = Parts::of(dir, config, authority, origin)?;
+    let parts = Parts::of(dir, config, (authority, origin), shares)?;
     // Before the anchors, which may take all other files.
     let monitored = match &parts.config.metrics {
         Some(address) => Some(Bound::to(address).await?),

@@ -7,14 +7,15 @@ use crate::alerts::Finding;
 use crate::authority;
 use crate::caller::{CallPermit, Caller, Peer};
 use crate::counts::Counts;
+use crate::files::PUTS_MAX;
 use crate::keys::Master;
 use crate::keys::evaluate::Evaluations;
 use crate::metrics::Metrics;
 use crate::origin::Office;
 use crate::refused::{Lost, Refused};
 use crate::state::{NotJoined, State};
-use crate::threads::{Pace, Threads};
-use crate::vault::{Rows, Standing, Vault};
+use crate::threads::{Pace, Threads, Turns};
+use crate::vault::{Rows, Standing};
 use crate::vaults::Vaults;
 use lamassu_anchor::Revision;
 use lamassu_anchor::head::Head;
@@ -62,6 +63,8 @@ pub struct Service {
     pub rows: Counts<Arc<[u8]>>,
     /// anchors that are being received, by the key of the host
     pub puts: Counts<Arc<[u8]>>,
+    /// anchors that are being received
+    pub all_puts: Counts<()>,
     /// the master key, if keys are kept
     pub master: Option<Arc<Master>>,
     /// what hosts have evaluated
@@ -104,19 +107,12 @@ impl Service {
         self.threads.call(place, work).await
     }
 
-    /// A vault that a host may use. One that is open is had without a thread.
-    pub(crate) async fn vault_for(
-        &self,
-        caller: &Caller,
-        id: &VaultId,
-        place: &CallPermit,
-    ) -> Result<Arc<Vault>, Status> {
-        if let Some(vault) = self.vaults.open_for(caller, id) {
-            return Ok(vault);
+    /// The order of those who use a vault that a host may use.
+    pub(crate) fn turns(&self, caller: &Caller, id: &VaultId) -> Result<Arc<Turns>, Status> {
+        match self.state.may_use(&caller.key, id) {
+            true => Ok(self.threads.turns(*id)),
+            false => Err(self.refused(Refused::Unknown)),
         }
-        let (service, caller, id) = (self.clone(), caller.clone(), *id);
-        let vault = self.blocking(place.clone(), move || service.vaults.vault_for(&caller, &id)).await?;
-        vault.map_err(|refused| self.refused(refused))
     }
 
     pub(crate) fn internal(&self, error: &dyn std::fmt::Display) -> Status {
@@ -210,9 +206,10 @@ impl Anchors for Service {
         let since = some_head(&of.since)?;
         let turn = self.rows.one_more(&caller.key, ROWS_AT_ONCE);
         let turn = turn.ok_or_else(|| Status::resource_exhausted("too many at once"))?;
-        let service = self.clone();
-        let rows =
-            self.blocking(place, move || service.vaults.vault_for(&caller, &id)?.rows(&caller.name, session, since));
+        let (service, turns) = (self.clone(), self.turns(&caller, &id)?);
+        let rows = self.threads.call_of((&turns, place), move || {
+            service.vaults.vault_for(&caller, &id)?.rows(&caller.name, session, since)
+        });
         let Rows { head, since, table, mut standing } = rows.await?.map_err(|refused| self.refused(refused))?;
         let (some, stream) = mpsc::channel(BEHIND_MAX);
         // A thread of its own: a client influences how long it takes, within bounds.
@@ -261,9 +258,8 @@ impl Anchors for Service {
         let of = commit.of.ok_or_else(|| garbled(Garbled("no session is named")))?;
         let id = convert::vault(&of.vault).map_err(garbled)?;
         let base = convert::head(&commit.base).map_err(garbled)?;
-        let vault = self.vault_for(&caller, &id, &place).await?;
-        let service = self.clone();
-        let head = self.threads.call_of((vault.turns(), place), move || {
+        let (service, turns) = (self.clone(), self.turns(&caller, &id)?);
+        let head = self.threads.call_of((&turns, place), move || {
             let changes = convert::to_changes(&commit.changes, CHANGES_MAX).map_err(garbled)?;
             let begun = Instant::now();
             let done = service.vaults.commit(&id, (&caller, SessionId(of.session)), base, &changes);
@@ -277,7 +273,7 @@ impl Anchors for Service {
 
     async fn put(&self, request: Request<Streaming<proto::PutRequest>>) -> Done<proto::State> {
         let (caller, place) = (caller(&request)?, place(&request)?);
-        let turn = self.puts.one_more(&caller.key, PUTS_AT_ONCE);
+        let turn = self.puts.one_more(&caller.key, PUTS_AT_ONCE).zip(self.all_puts.one_more(&(), PUTS_MAX));
         let turn = turn.ok_or_else(|| Status::resource_exhausted("too many at once"))?;
         let (mut said, mut pace) = (request.into_inner(), Pace::begin());
         let mut next = async || {
@@ -323,9 +319,10 @@ impl Anchors for Service {
         let known = request.get_ref();
         let id = convert::vault(&known.vault).map_err(garbled)?;
         let head = some_head(&known.head)?;
-        let (service, revision) = (self.clone(), Revision(known.revision));
-        let wanted = self.blocking(place, move || service.vaults.wants_rows(&caller, &id, revision, head)).await?;
-        let rows = wanted.map_err(|refused| self.refused(refused))?;
+        let (service, turns, revision) = (self.clone(), self.turns(&caller, &id)?, Revision(known.revision));
+        let wanted =
+            self.threads.call_of((&turns, place), move || service.vaults.wants_rows(&caller, &id, revision, head));
+        let rows = wanted.await?.map_err(|refused| self.refused(refused))?;
         Ok(Response::new(proto::Wanted { rows }))
     }
 
@@ -333,9 +330,9 @@ impl Anchors for Service {
         let (caller, place) = (caller(&request)?, place(&request)?);
         let of = request.get_ref();
         let (id, session) = (convert::vault(&of.vault).map_err(garbled)?, SessionId(of.session));
-        let service = self.clone();
-        let given_up = self.blocking(place, move || service.vaults.give_up(&id, session, &caller)).await?;
-        given_up.map_err(|refused| self.refused(refused))?;
+        let (service, turns) = (self.clone(), self.turns(&caller, &id)?);
+        let given_up = self.threads.call_of((&turns, place), move || service.vaults.give_up(&id, session, &caller));
+        given_up.await?.map_err(|refused| self.refused(refused))?;
         Ok(Response::new(proto::Nothing {}))
     }
 }

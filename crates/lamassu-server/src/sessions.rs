@@ -6,14 +6,14 @@ use crate::policy::current::PolicyNo;
 use crate::refused::Refused;
 use crate::service::{Done, IDLE_MAX, Outgoing, Service, caller, garbled, place};
 use crate::state::leases::Use;
-use crate::threads::{Threads, Way};
-use crate::vault::{self, Begun, Line, REPLIES_MAX, Vault};
+use crate::threads::{Threads, Turns, Way};
+use crate::vault::{self, Begun, Line, REPLIES_MAX, Standing, Vault};
 use lamassu_lease::{Call, Mode, Reply, SessionId};
 use lamassu_rpc::convert::{self, Garbled};
 use lamassu_rpc::proto::{self, sessions_server::Sessions};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
@@ -36,7 +36,7 @@ impl Sessions for Service {
         let (replies, answers) = mpsc::channel(REPLIES_MAX);
         let service = self.clone();
         let host = caller.name.clone();
-        let begun = match first {
+        let (begun, turns) = match first {
             Some(proto::up::Said::Begin(begin)) => {
                 let id = convert::vault(&begin.vault).map_err(garbled)?;
                 let used = match convert::to_mode(begin.mode).map_err(garbled)? {
@@ -45,27 +45,26 @@ impl Sessions for Service {
                     Mode::Shared => Use::Reads,
                 };
                 let how = (used, SessionId(begin.replaces));
-                let vault = self.vault_for(&caller, &id, &place).await?;
-                let begun = self
-                    .threads
-                    .begin((vault.turns(), place), move || service.vaults.begin(&id, &caller, how, replies));
-                begun.await?
+                let turns = self.turns(&caller, &id)?;
+                let begun =
+                    self.threads.begin((&turns, place), move || service.vaults.begin(&id, &caller, how, replies));
+                (begun.await?, turns)
             }
             Some(proto::up::Said::Resume(resume)) => {
                 let of = resume.of.clone().ok_or_else(|| garbled(Garbled("no session is named")))?;
                 let id = convert::vault(&of.vault).map_err(garbled)?;
                 let again = convert::to_call(proto::Up { said: Some(proto::up::Said::Resume(resume)) });
                 let again = again.map_err(garbled)?;
-                let vault = self.vault_for(&caller, &id, &place).await?;
-                let begun = self.threads.call_of((vault.turns(), place), move || {
+                let (turns, of_vault) = (self.turns(&caller, &id)?, self.turns(&caller, &id)?);
+                let begun = self.threads.call_of((&turns, place), move || {
                     let vault = service.vaults.vault_for(&caller, &id)?;
-                    let begun = vault.resumes(&caller.name, SessionId(of.session), again, replies)?;
+                    let begun = vault.resumes(&caller, SessionId(of.session), again, replies)?;
                     if let Some(after) = vault.wakes_after() {
-                        service.wake(vault.clone(), Duration::from_millis(after));
+                        service.wake((&vault, of_vault), Duration::from_millis(after));
                     }
                     Ok((vault, begun))
                 });
-                begun.await?
+                (begun.await?, turns)
             }
             _ => return Err(garbled(Garbled("a session begins with Begin or Resume"))),
         };
@@ -82,23 +81,42 @@ impl Sessions for Service {
         let (told, stream) = mpsc::channel(1);
         let service = self.clone();
         tokio::spawn(async move {
-            let kept = vault.clone();
+            let (kept, standing) = (vault.clone(), vault.watched());
             let begin = proto::Down { said: Some(proto::down::Said::Begun(begin)), policy: None };
             let way = service.threads.way(&host, vault.id());
-            let mut line = Speaking { vault, line, host, way, knows: None };
+            let mut line = Speaking { vault, turns, line, host, way, knows: None };
             let served = async {
                 service.confirm().await?;
                 tell(&told, Ok(line.with_policy(&service.threads, begin).await?)).await?;
                 service.serve(line, (said, answers), &told).await
             };
-            if let Err(status) = served.await {
-                let _ = tell(&told, Err(status)).await;
-            }
-            // If the vault is no longer in use, this closes its file, which waits for the disk.
-            tokio::task::spawn_blocking(move || drop(kept));
+            serve_while_good((kept, standing), served, &told).await;
         });
         Ok(Response::new(Box::pin(ReceiverStream::new(stream))))
     }
+}
+
+/// Serves while the vault is used, then lets go of it, then tells the client why it has ended: that takes as long as
+/// the client likes, and while the vault is held, it cannot be opened anew.
+async fn serve_while_good<K: Send + 'static>(
+    (kept, mut standing): (K, watch::Receiver<Standing>),
+    served: impl Future<Output = Result<(), Status>>,
+    told: &Told,
+) {
+    let served = tokio::select! {
+        biased;
+        served = served => served,
+        () = async { drop(standing.wait_for(|standing| *standing != Standing::Good).await) } => Err(over()),
+    };
+    // If the vault is no longer in use, this closes its file, which waits for the disk.
+    tokio::task::spawn_blocking(move || drop(kept));
+    if let Err(status) = served {
+        let _ = tell(told, Err(status)).await;
+    }
+}
+
+fn over() -> Status {
+    Status::aborted("the session has ended, or has another connection")
 }
 
 /// Sends a message, if the client receives it in time.
@@ -110,6 +128,7 @@ async fn tell(told: &Told, down: Result<proto::Down, Status>) -> Result<(), Stat
 /// One connection of a session.
 struct Speaking {
     vault: Arc<Vault>,
+    turns: Arc<Turns>,
     line: Line,
     host: String,
     way: Way,
@@ -125,8 +144,7 @@ impl Speaking {
         if !vault.is_news(knows) {
             return Ok(down);
         }
-        let turns = self.vault.clone();
-        let told = threads.session((&self.way, turns.turns()), move || {
+        let told = threads.session((&self.way, &self.turns), move || {
             let policy = vault.tells(&host, &mut knows);
             (policy, knows)
         });
@@ -147,12 +165,13 @@ impl Service {
 
     /// Makes a vault look at its leases before the next tick: hosts that pass it to each other would otherwise wait for
     /// each tick.
-    fn wake(&self, vault: Arc<Vault>, after: Duration) {
-        let service = self.clone();
+    fn wake(&self, (vault, turns): (&Arc<Vault>, Arc<Turns>), after: Duration) {
+        // Not kept while it waits.
+        let (service, vault) = (self.clone(), Arc::downgrade(vault));
         tokio::spawn(async move {
             tokio::time::sleep(after).await;
-            let turns = vault.clone();
-            if let Ok(Some(Err(lost))) = service.threads.upkeep(turns.turns(), move || vault.tick()).await {
+            let ticks = move || vault.upgrade().map_or(Ok(()), |vault| vault.tick());
+            if let Ok(Some(Err(lost))) = service.threads.upkeep(&turns, ticks).await {
                 let _ = service.refused(Refused::Lost(lost));
             }
         });
@@ -172,7 +191,7 @@ impl Service {
                     () = async { drop(stopping.wait_for(|is_so| *is_so).await) } => return Err(Status::unavailable("the server ends")),
                     answer = answers.recv() => {
                         // Another connection has replaced this one, or the session has ended.
-                        let Some((answer, head)) = answer else { return Err(Status::aborted("the session has ended, or has another connection")) };
+                        let Some((answer, head)) = answer else { return Err(over()) };
                         self.confirm().await?;
                         let down = speaking.with_policy(&self.threads, convert::from_reply(&answer, head)).await?;
                         tell(told, Ok(down)).await?;
@@ -187,16 +206,52 @@ impl Service {
                     },
             };
             let (is_last, called, line) = (call == Call::Leave, speaking.vault.clone(), speaking.line);
-            let done = self.threads.session((&speaking.way, speaking.vault.turns()), move || {
+            let done = self.threads.session((&speaking.way, &speaking.turns), move || {
                 called.call(line, call).map(|()| called.wakes_after())
             });
             let wakes_after = done.await?.map_err(|refused| self.refused(refused))?;
             if let Some(after) = wakes_after {
-                self.wake(speaking.vault.clone(), Duration::from_millis(after));
+                self.wake((&speaking.vault, speaking.turns.clone()), Duration::from_millis(after));
             }
             if is_last {
                 return Ok(());
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Passed only if it hangs.
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    /// Its stream stays open for as long as it may take to read a message.
+    #[tokio::test]
+    async fn a_client_that_reads_nothing_does_not_keep_a_vault_that_has_failed() {
+        let (told, _unread) = mpsc::channel(1);
+        let (ends, standing) = watch::channel(Standing::Good);
+        let kept = Arc::new(());
+        let (held, is_held) = (kept.clone(), Arc::downgrade(&kept));
+        let served = tokio::spawn(async move {
+            let says = async {
+                let _held = held;
+                tell(&told, Ok(proto::Down::default())).await?;
+                std::future::pending().await
+            };
+            serve_while_good((kept, standing), says, &told).await;
+        });
+        tokio::task::yield_now().await;
+        assert!(is_held.upgrade().is_some());
+        ends.send_replace(Standing::InDoubt);
+        let is_let_go = async {
+            while is_held.upgrade().is_some() {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, is_let_go).await.expect("the vault is kept");
+        assert!(!served.is_finished(), "the client, which does not read, was told before");
+        served.abort();
     }
 }

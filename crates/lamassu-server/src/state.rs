@@ -6,16 +6,18 @@ mod alerts;
 pub mod bell;
 mod keys;
 pub mod leases;
+mod places;
 mod policy;
 mod restored;
 mod rights;
 
 pub use self::alerts::{ALERTS_AT_ONCE, AlertCounts};
 pub use self::keys::{KeptKey, Key, KeyRefusal, Use};
+pub use self::places::Misplaced;
+use self::places::Places;
 pub use self::policy::Taken;
 pub use self::restored::Copied;
 use self::restored::Restored;
-use self::rights::LiesIn;
 use crate::audit::{self, ChainEnd, Event};
 use crate::reserve::{self, is_damage};
 use crate::writing::{AnyTable, RowChange, Writing};
@@ -144,10 +146,8 @@ pub struct State {
     changed: watch::Sender<()>,
     /// A copy in memory: by vault, the hosts that have not reported yet.
     restored: RwLock<Restored>,
-    /// A copy in memory: by dataset, the vault that it lies in.
-    lies_in: RwLock<LiesIn>,
-    /// Held while that copy is made.
-    reading_lies_in: Mutex<()>,
+    /// A copy in memory: where datasets lie.
+    places: RwLock<Places>,
     audit_kept: RwLock<audit::Kept>,
     /// Signals a new alert.
     pub alerted: Bell,
@@ -220,8 +220,7 @@ impl State {
             changing: Mutex::new(()),
             changed: watch::Sender::new(()),
             restored: RwLock::default(),
-            lies_in: RwLock::default(),
-            reading_lies_in: Mutex::default(),
+            places: RwLock::default(),
             audit_kept: RwLock::new(audit::Kept::ALL),
             alerted: Bell::default(),
             unusable: watch::Sender::new(false),
@@ -231,7 +230,8 @@ impl State {
         *state.hosts.write() = Arc::new(hosts);
         *state.tokens.write() = state.read_tokens()?;
         *state.restored.write() = restored;
-        state.look_at_datasets()?;
+        *state.places.write() = Places::of(state.read_lies_in()?);
+        state.fill_queues()?;
         Ok(state)
     }
 

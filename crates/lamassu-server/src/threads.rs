@@ -16,11 +16,13 @@ use tonic::Status;
 
 /// All threads of the runtime that may wait.
 pub const THREADS_MAX: usize = 512;
-/// Threads for calls; those for messages of sessions follow.
-const OF_CALLS: usize = 256;
+/// Threads for calls that use no vault; for calls that use one, in its turn; for messages of sessions. Who has a turn
+/// keeps others from the vault, so it waits for no call of another kind.
+const OF_CALLS: usize = 96;
+const OF_TURNS: usize = 160;
 const OF_SESSIONS: usize = 192;
 /// The remaining ones are for ticks, reloads and notes.
-const _: () = assert!(OF_CALLS + OF_SESSIONS + 64 <= THREADS_MAX);
+const _: () = assert!(OF_CALLS + OF_TURNS + OF_SESSIONS + 64 <= THREADS_MAX);
 /// Threads for messages of one host's sessions.
 const OF_HOST: usize = 16;
 /// Sessions that begin at once, in all vaults. More than one, so that a vault whose commit takes long does not hold up
@@ -35,11 +37,13 @@ const BYTES_PER_SECOND: u64 = 32 << 10;
 #[derive(Clone)]
 pub struct Threads {
     calls: Arc<Semaphore>,
+    in_turn: Arc<Semaphore>,
     sessions: Arc<Semaphore>,
     /// A session that begins is made durable while its vault is locked, and one after the other for all vaults.
     beginning: Arc<Semaphore>,
     of_hosts: Shares<String>,
     of_both: Shares<(String, VaultId)>,
+    turns: Arc<Mutex<HashMap<VaultId, Weak<Turns>>>>,
 }
 
 impl Default for Threads {
@@ -47,10 +51,12 @@ impl Default for Threads {
         let of = |most| Arc::new(Semaphore::new(most));
         Threads {
             calls: of(OF_CALLS),
+            in_turn: of(OF_TURNS),
             sessions: of(OF_SESSIONS),
             beginning: of(BEGINNING_AT_ONCE),
             of_hosts: Shares::of(OF_HOST),
             of_both: Shares::of(1),
+            turns: Arc::default(),
         }
     }
 }
@@ -110,6 +116,23 @@ fn ended() -> Status {
     Status::internal("a thread of the server has ended")
 }
 
+/// Waits for both, and holds none of them while it waits for the other one.
+async fn both_of(
+    one: &Arc<Semaphore>,
+    other: &Arc<Semaphore>,
+) -> Result<(OwnedSemaphorePermit, OwnedSemaphorePermit), Status> {
+    let (mut first, mut second) = (one, other);
+    loop {
+        let waited_for = one_of(first).await?;
+        if let Ok(free) = second.clone().try_acquire_owned() {
+            let is_in_order = Arc::ptr_eq(first, one);
+            return Ok(if is_in_order { (waited_for, free) } else { (free, waited_for) });
+        }
+        drop(waited_for);
+        std::mem::swap(&mut first, &mut second);
+    }
+}
+
 impl Threads {
     /// Runs work of a call. The call keeps its place until the work is done, even if its client has gone: otherwise a
     /// client that gives up its calls could have any number of them.
@@ -128,17 +151,31 @@ impl Threads {
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Status> {
         let turn = one_of(&turns.next).await?;
-        run(&self.calls, (turn, place), work).await
+        run(&self.in_turn, (turn, place), work).await
     }
 
-    /// The same for a session that begins. Those that wait for their vault are in the way of no other vault.
+    /// The same for a session that begins. Those that wait for their vault are in the way of no other vault, and those
+    /// that wait for other vaults are not in the way of theirs.
     pub async fn begin<T: Send + 'static>(
         &self,
         (turns, place): (&Turns, CallPermit),
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Status> {
-        let held = (one_of(&turns.begins).await?, one_of(&turns.next).await?, one_of(&self.beginning).await?, place);
-        run(&self.calls, held, work).await
+        let held = (one_of(&turns.begins).await?, both_of(&turns.next, &self.beginning).await?, place);
+        run(&self.in_turn, held, work).await
+    }
+
+    /// The order of those who use a vault. It outlives the object of the vault, which is opened anew when its table has
+    /// failed: who waits for its turn does not keep that one open.
+    pub fn turns(&self, vault: VaultId) -> Arc<Turns> {
+        let all = &mut *self.turns.lock();
+        if let Some(turns) = all.get(&vault).and_then(Weak::upgrade) {
+            return turns;
+        }
+        all.retain(|_, turns| turns.strong_count() > 0);
+        let turns = Arc::<Turns>::default();
+        all.insert(vault, Arc::downgrade(&turns));
+        turns
     }
 
     /// The way of messages that a session of a host sends about a vault.
@@ -153,8 +190,8 @@ impl Threads {
         (way, turns): (&Way, &Turns),
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Status> {
-        // What waits for the turn of one vault takes no more than one of the host's threads.
-        let held = (one_of(&way.of_both).await?, one_of(&way.of_host).await?, one_of(&turns.next).await?);
+        // What waits for the turn of a slow vault takes none of the host's threads: those are for its other vaults.
+        let held = (one_of(&way.of_both).await?, both_of(&turns.next, &way.of_host).await?);
         run(&self.sessions, held, work).await
     }
 
@@ -344,6 +381,96 @@ mod tests {
         for work in all {
             work.await.expect("ends").expect("is done");
         }
+    }
+
+    /// A host with a place for each vault that somebody else makes slow would else be late in all others.
+    #[tokio::test]
+    async fn messages_that_wait_for_slow_vaults_leave_their_host_its_threads() {
+        let threads = Threads::default();
+        let slow: Vec<_> = (0..=OF_HOST as u8).map(|number| VaultId([number; 16])).collect();
+        let turns: Vec<_> = slow.iter().map(|vault| threads.turns(*vault)).collect();
+        let mut busy = Vec::new();
+        for turns in &turns {
+            busy.push(one_of(&turns.next).await.expect("is free"));
+        }
+        let mut all = Vec::new();
+        for (vault, turns) in slow.iter().zip(&turns) {
+            let (threads, way, turns) = (threads.clone(), threads.way("h", *vault), turns.clone());
+            all.push(tokio::spawn(async move { threads.session((&way, &turns), || 1).await }));
+        }
+        for _ in 0..4 {
+            tokio::task::yield_now().await;
+        }
+        let other = VaultId([99; 16]);
+        let (way, its) = (threads.way("h", other), threads.turns(other));
+        let done = tokio::time::timeout(PATIENCE, threads.session((&way, &its), || 7)).await;
+        assert_eq!(done.expect("a heartbeat of another vault is held up").expect("runs"), 7);
+        drop(busy);
+        for work in all {
+            assert_eq!(work.await.expect("ends").expect("is done"), 1);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_session_that_waits_for_others_to_begin_does_not_hold_its_vault_up() {
+        let (threads, counts) = (Threads::default(), Counts::default());
+        let (release, work) = endless();
+        let held = || place(&counts, b"a", THREADS_MAX).expect("one more");
+        let begin = |vault: u8, place| {
+            let (threads, turns, work) = (threads.clone(), threads.turns(VaultId([vault; 16])), work.clone());
+            tokio::spawn(async move { threads.begin((&turns, place), work).await })
+        };
+        let mut all: Vec<_> = (0..BEGINNING_AT_ONCE as u8).map(|vault| begin(vault, held())).collect();
+        for _ in 0..4 {
+            tokio::task::yield_now().await;
+        }
+        let vault = VaultId([99; 16]);
+        let turns = threads.turns(vault);
+        all.push(begin(99, held()));
+        for _ in 0..4 {
+            tokio::task::yield_now().await;
+        }
+        let way = threads.way("h", vault);
+        let done = tokio::time::timeout(PATIENCE, threads.session((&way, &turns), || 7)).await;
+        assert_eq!(done.expect("a heartbeat is held up").expect("runs"), 7);
+        let done = tokio::time::timeout(PATIENCE, threads.call_of((&turns, held()), || 8)).await;
+        assert_eq!(done.expect("a commit is held up").expect("runs"), 8);
+        drop(release);
+        for work in all {
+            work.await.expect("ends").expect("is done");
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn calls_that_use_no_vault_leave_turns_their_threads() {
+        let (threads, counts) = (Threads::default(), Counts::default());
+        let (release, work) = endless();
+        let held = || place(&counts, b"a", THREADS_MAX).expect("one more");
+        let mut calls = Vec::new();
+        for _ in 0..THREADS_MAX / 2 {
+            let (of, place, work) = (threads.clone(), held(), work.clone());
+            calls.push(tokio::spawn(async move { of.call(place, work).await }));
+        }
+        let turns = threads.turns(VaultId([1; 16]));
+        while threads.calls.available_permits() > 0 {
+            tokio::task::yield_now().await;
+        }
+        let done = tokio::time::timeout(PATIENCE, threads.call_of((&turns, held()), || 7)).await;
+        assert_eq!(done.expect("a commit is held up").expect("runs"), 7);
+        drop(release);
+        for call in calls {
+            call.await.expect("ends").expect("is done");
+        }
+    }
+
+    #[tokio::test]
+    async fn who_uses_a_vault_keeps_its_order_and_nobody_else_does() {
+        let threads = Threads::default();
+        let (one, other) = (threads.turns(VaultId([1; 16])), threads.turns(VaultId([2; 16])));
+        assert!(Arc::ptr_eq(&one, &threads.turns(VaultId([1; 16]))) && !Arc::ptr_eq(&one, &other));
+        drop((one, other));
+        let _ = threads.turns(VaultId([3; 16]));
+        assert_eq!(threads.turns.lock().len(), 1, "what is not used is forgotten");
     }
 
     #[test]

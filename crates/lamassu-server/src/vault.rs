@@ -11,27 +11,27 @@ use self::inner::Attending;
 pub use self::inner::{Inner, Standing};
 use crate::ServerError;
 use crate::audit::Why;
+use crate::bounds::{Attends, Bounds};
 use crate::caller::Caller;
+use crate::counts::Counted;
 use crate::metrics::Metrics;
 use crate::pauses::Pauses;
 use crate::policy::current::{LimitsCache, PolicyNo};
 use crate::policy::{self, Judged, Policies, Subject};
-use crate::recent::Recent;
 use crate::refused::{Answer, At, Lost, Refused};
 use crate::state::State;
 use crate::state::leases::{Lasting, Use};
-use crate::threads::Turns;
 use lamassu_anchor::head::Head;
 use lamassu_anchor::table::{Change, Table};
-use lamassu_anchor::{Anchor, AnchorError};
+use lamassu_anchor::{Anchor, AnchorError, VaultRow};
 use lamassu_format::header::VaultId;
-use lamassu_lease::locks::LOCKS_MAX;
+use lamassu_lease::locks::{LOCKS_MAX, LockAnswer};
 use lamassu_lease::server::{Server, Step};
 use lamassu_lease::{Call, Millis, Mode, Object, Reply, SessionId, Terms};
 use lamassu_rpc::clock::now;
 use lamassu_rpc::proto;
 use parking_lot::{Mutex, MutexGuard};
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc::{Sender, error::TrySendError};
@@ -56,7 +56,9 @@ pub struct Vault {
     inner: Mutex<Inner>,
     /// That of `inner`, without its lock.
     standing: watch::Receiver<Standing>,
-    turns: Turns,
+    bounds: Bounds,
+    /// Its place among those that are open. Last: the file is closed before.
+    _room: Option<Counted<()>>,
 }
 
 /// What all vaults use.
@@ -70,6 +72,8 @@ pub struct Common {
     pub policies: Arc<Policies>,
     /// the clock
     pub pauses: Arc<Pauses>,
+    /// what hosts have in all vaults together
+    pub bounds: Bounds,
 }
 
 /// A reply to a session, and the head of the vault's table at that moment.
@@ -100,22 +104,20 @@ impl Vault {
         id: VaultId,
         table: Arc<dyn Table>,
         terms: Terms,
-        Common { state, metrics, policies, pauses }: Common,
+        Common { state, metrics, policies, pauses, bounds }: Common,
     ) -> Answer<Vault> {
         let head = Head::of(&*table)?.ok_or(ServerError::Anchor(AnchorError::Empty))?;
         let row = Anchor::open(table.clone(), &id)?.vault();
         let (durable, lasting) = state.leases(&id)?;
         let (leases, step) = Server::start(terms, durable, now());
         // A session from before this server began may know no more than the first policy that counts here.
-        let sessions = lasting.into_iter().map(|Lasting { session, host, used }| {
-            let (knows, limits) = Default::default();
-            (
-                session,
-                Attending { host, used, heard: now(), connections: 0, replies: None, knows, limits, is_out: false },
-            )
-        });
-        let sessions = sessions.collect();
-        let recent = Recent::default();
+        let mut sessions: HashMap<_, Attending> = HashMap::new();
+        for Lasting { session, host, used } in lasting {
+            let attends = attends(&sessions, &host).or_else(|| bounds.attends_already(&host));
+            let locks = bounds.locks.of_session(&host);
+            sessions.insert(session, Attending::new((host, attends, locks), used, now(), PolicyNo::default()));
+        }
+        let recent = bounds.recent.of_vault();
         let (clock, pauses, opened) = (pauses.clone(), pauses.look().1, HashSet::new());
         let (ends, standing) = watch::channel(Standing::Good);
         let inner = Inner {
@@ -131,7 +133,7 @@ impl Vault {
             opened,
             unused_since: None,
         };
-        let vault = Vault { id, state, metrics, policies, inner: Mutex::new(inner), standing, turns: Turns::default() };
+        let vault = Vault { id, state, metrics, policies, inner: Mutex::new(inner), standing, bounds, _room: None };
         vault.carry_out(&mut vault.inner.lock(), step, None)?;
         Ok(vault)
     }
@@ -141,14 +143,19 @@ impl Vault {
         self.id
     }
 
-    /// The order of those who use it.
-    pub fn turns(&self) -> &Turns {
-        &self.turns
+    /// The same, with its place among those that are open.
+    pub fn taking(self, room: Counted<()>) -> Vault {
+        Vault { _room: Some(room), ..self }
     }
 
     /// The head of its table.
     pub fn head(&self) -> Head {
         self.inner.lock().head
+    }
+
+    /// Signals when it is used no more.
+    pub fn watched(&self) -> watch::Receiver<Standing> {
+        self.standing.clone()
     }
 
     /// Whether it is used, or must be opened again. Waits for nothing.
@@ -173,6 +180,14 @@ impl Vault {
         }
         let step = inner.tick();
         self.carry_out(inner, step, None)
+    }
+
+    /// Since when nobody has used it; `None`: somebody does, or may.
+    pub fn unused_since(&self) -> Option<Millis> {
+        let mut inner = self.inner.try_lock()?;
+        let now = inner.now();
+        let is_unused = inner.sessions.is_empty() && Arc::strong_count(&inner.table) == 1;
+        is_unused.then(|| *inner.unused_since.get_or_insert(now))
     }
 
     /// Closes it, if it has had no session for `unused` ms and nobody reads its table. It is not used after that.
@@ -274,6 +289,9 @@ impl Vault {
         self.metrics.held_on(step.held_on.len());
         for (session, reply) in step.replies {
             self.metrics.told(&reply);
+            if let Reply::Lock { .. } = reply {
+                inner.count_locks(session);
+            }
             let Some(one) = inner.sessions.get_mut(&session) else { continue };
             if let Reply::Granted { grant, .. } = &reply {
                 // The grant carries the policy, if the session was not told of it before.
@@ -335,7 +353,9 @@ impl Vault {
         if inner.sessions.values().filter(|one| one.host == host).count() >= SESSIONS_MAX {
             return Err(Refused::TooMuch("too many sessions of this host"));
         }
-        let subject = Subject::of(host, &inner.row);
+        let attends = attends(&inner.sessions, host).or_else(|| self.bounds.attends(host));
+        let attends = attends.ok_or(Refused::TooMuch("this host has sessions in as many vaults as it may"))?;
+        let subject = self.subject(host, &inner.row);
         let (knows, policy) = self.policies.now();
         // Reading is allowed whatever the policy says.
         if let Some(forbidden) = policy.forbids_vault(&subject).filter(|_| used != Use::Reads) {
@@ -343,9 +363,8 @@ impl Vault {
         }
         let now = inner.now();
         let (session, step) = inner.leases.join(now);
-        let (replies, limits, is_out) = (Some(replies), LimitsCache::default(), false);
-        let attending =
-            Attending { host: host.into(), used, heard: now, connections: 1, replies, is_out, knows, limits };
+        let its = (host.to_owned(), Some(attends), self.bounds.locks.of_session(host));
+        let attending = Attending { connections: 1, replies: Some(replies), ..Attending::new(its, used, now, knows) };
         inner.sessions.insert(session, attending);
         self.carry_out(inner, step, None)?;
         Ok(Begun { line: Line { session, number: 1 }, head: inner.head })
@@ -356,19 +375,28 @@ impl Vault {
     ///
     /// # Errors
     /// [`Refused::Ended`]; as [`Vault::call`].
-    pub fn resumes(&self, host: &str, session: SessionId, report: Call, replies: Sender<Told>) -> Answer<Begun> {
+    pub fn resumes(&self, caller: &Caller, session: SessionId, report: Call, replies: Sender<Told>) -> Answer<Begun> {
         if !is_of_the_vault(&report) {
             return Err(Refused::Nonsense);
         }
-        let inner = &mut *self.usable()?;
+        let (host, inner) = (&*caller.name, &mut *self.usable()?);
+        // As for a session that begins: the grant may have ended since the call was admitted. Whoever ended it has
+        // looked at the open vaults, and this one may not have been open then.
+        if !self.state.may_use(&caller.key, &self.id) {
+            return Err(Refused::Unknown);
+        }
         let now = inner.now();
         let known = inner.sessions.get_mut(&session).filter(|one| one.host == host).ok_or(Refused::Ended)?;
         known.replies = Some(replies);
         known.connections += 1;
         known.heard = now;
         let begun = Begun { line: Line { session, number: known.connections }, head: inner.head };
-        let step = inner.leases.call(session, report, now);
+        let step = match &report {
+            Call::Resume { locks, .. } if !known.locks.can_be(locks.len()) => inner.leases.end_session(session, now),
+            _ => inner.leases.call(session, report, now),
+        };
         self.carry_out(inner, step, None)?;
+        inner.count_locks(session);
         Ok(begun)
     }
 
@@ -389,8 +417,16 @@ impl Vault {
             return Err(Refused::Nonsense);
         }
         let leaves = (call == Call::Leave).then_some((line.session, Why::Left));
-        let step = inner.leases.call(line.session, call, now);
-        Ok(self.carry_out(inner, step, leaves)?)
+        let step = match call {
+            Call::Lock { request, .. } if !known.locks.has_room() => {
+                let reply = Reply::Lock { request, answer: LockAnswer::TooMany };
+                Step { replies: vec![(line.session, reply)], ..Step::default() }
+            }
+            call => inner.leases.call(line.session, call, now),
+        };
+        self.carry_out(inner, step, leaves)?;
+        inner.count_locks(line.session);
+        Ok(())
     }
 
     /// Commits changes based on `base`, for a session with an exclusive lease. A repeated commit succeeds without
@@ -434,13 +470,22 @@ impl Vault {
     /// Checks the changes of a session against the policy. Returns the files with forbidden profiles that they open.
     fn judge(&self, inner: &mut Inner, session: SessionId, changes: &[Change]) -> Answer<Vec<Vec<u8>>> {
         let Some(one) = inner.sessions.get_mut(&session) else { return Err(Refused::Ended) };
-        let subject = Subject::of(&one.host, &inner.row);
+        let subject = self.subject(&one.host, &inner.row);
+        if one.lies_in != subject.around {
+            // Its place may change while it has sessions, if the anchor of a vault around it moves.
+            (one.lies_in, one.limits) = (subject.around.clone(), LimitsCache::default());
+        }
         let limits = self.policies.limits(&subject, one.knows, &mut one.limits);
         match policy::judge(&*inner.table, &inner.row, changes, &limits, &inner.opened)? {
             Judged::Good(opens) => Ok(opens),
             Judged::Forbidden(forbidden) => Err(self.policies.refuse(&subject, At::Commit, forbidden)),
             Judged::Nonsense => Err(Refused::NoAnchor),
         }
+    }
+
+    /// This vault, as a host uses it.
+    fn subject(&self, host: &str, row: &VaultRow) -> Subject {
+        Subject::of(host, row, self.state.with_those_around(&self.id))
     }
 
     /// Whether the policy has changed since the session was told of `told`.
@@ -455,7 +500,7 @@ impl Vault {
         }
         let (number, policy) = self.policies.now();
         *told = Some(number);
-        let subject = Subject::of(host, &self.inner.lock().row);
+        let subject = self.subject(host, &self.inner.lock().row);
         Some(policy.limits(&subject).to_proto())
     }
 
@@ -483,6 +528,11 @@ impl Vault {
             None => Err(Refused::Ended),
         }
     }
+}
+
+/// The place of a host among the vaults in which it has sessions, if it has some in this one.
+fn attends(sessions: &HashMap<SessionId, Attending>, host: &str) -> Option<Attends> {
+    sessions.values().find(|one| one.host == host)?.attends.clone()
 }
 
 /// The rows that a session is sent.

@@ -2,6 +2,9 @@
 //!
 //! Locks: a slot of [`Vaults`], then the inside of its vault, then those of the state.
 
+mod opening;
+
+use self::opening::{Room, Slot, UNUSED};
 use crate::Result;
 use crate::anchor_store::{AnchorStore, NewAnchor, RESERVE};
 use crate::audit::Event;
@@ -9,15 +12,15 @@ use crate::caller::Caller;
 use crate::pauses::Pauses;
 use crate::policy::{self, Subject};
 use crate::refused::{Answer, At, Lost, Refused};
-use crate::state::State;
 use crate::state::leases::Use;
+use crate::state::{Misplaced, State};
 use crate::vault::{Begun, Common, Inner, Standing, Told, Vault};
 use lamassu_anchor::head::Head;
 use lamassu_anchor::table::{Change, Table};
-use lamassu_anchor::{Anchor, AnchorError, Revision, export};
+use lamassu_anchor::{Anchor, Revision, VaultRow, export};
 use lamassu_format::header::VaultId;
 use lamassu_lease::{SessionId, Terms};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -26,23 +29,18 @@ use tokio::sync::mpsc::Sender;
 
 /// Minimum time between two log lines about this.
 const SAID_EVERY: Duration = Duration::from_secs(60);
-/// ms. A vault without sessions is closed after this time: each that is open takes two files. Before that it can send
-/// the newest changes alone.
-const UNUSED: u64 = 600_000;
-/// While more are open, those without sessions are closed at once.
-const OPEN_MANY: usize = 1000;
-/// How long an opening waits for who closes the same anchor.
-const CLOSED_WITHIN: Duration = Duration::from_millis(500);
-const AGAIN_AFTER: Duration = Duration::from_millis(20);
-
 /// All vaults of a server.
 pub struct Vaults {
     anchors: Arc<dyn AnchorStore>,
     terms: Terms,
     common: Common,
-    slots: Mutex<HashMap<VaultId, Arc<Mutex<VaultSlot>>>>,
+    slots: Mutex<HashMap<VaultId, Slot>>,
+    /// Held while a vault gets its place. Taken after its slot.
+    placing: Mutex<()>,
     /// When the log was last told that the disk is nearly full.
     said: Mutex<Option<Instant>>,
+    /// For the vaults that are open.
+    room: Room,
     /// That of [`UNUSED`].
     unused: u64,
 }
@@ -53,15 +51,18 @@ enum VaultSlot {
     /// Not open; there may be an anchor.
     #[default]
     Closed,
+    /// Its file is being closed.
+    Closing,
     /// Its rows are being received.
     BeingPut,
     Open(Arc<Vault>),
 }
 
 impl Vaults {
-    /// The vaults whose anchors are in a store.
-    pub fn new(anchors: Arc<dyn AnchorStore>, terms: Terms, common: Common) -> Vaults {
-        Vaults { anchors, terms, common, slots: Mutex::default(), said: Mutex::default(), unused: UNUSED }
+    /// The vaults whose anchors are in a store. `most`: how many may be open.
+    pub fn new(anchors: Arc<dyn AnchorStore>, terms: Terms, common: Common, most: usize) -> Vaults {
+        let (slots, placing, said) = Default::default();
+        Vaults { anchors, terms, common, slots, placing, said, room: Room::of(most), unused: UNUSED }
     }
 
     /// The store of anchors.
@@ -81,26 +82,6 @@ impl Vaults {
     /// How long leases last.
     pub fn terms(&self) -> Terms {
         self.terms
-    }
-
-    fn slot(&self, id: &VaultId) -> Arc<Mutex<VaultSlot>> {
-        self.slots.lock().entry(*id).or_default().clone()
-    }
-
-    /// The open vaults, among the slots that `lock` can lock.
-    fn opened<'a>(
-        slots: &'a [Arc<Mutex<VaultSlot>>],
-        lock: impl Fn(&'a Mutex<VaultSlot>) -> Option<MutexGuard<'a, VaultSlot>>,
-    ) -> Vec<Arc<Vault>> {
-        let vault = |slot: &'a Arc<Mutex<VaultSlot>>| match &*lock(slot)? {
-            VaultSlot::Open(vault) => Some(vault.clone()),
-            VaultSlot::Closed | VaultSlot::BeingPut => None,
-        };
-        slots.iter().filter_map(vault).collect()
-    }
-
-    fn slots(&self) -> Vec<Arc<Mutex<VaultSlot>>> {
-        self.slots.lock().values().cloned().collect()
     }
 
     /// Opens the vaults that have sessions from before a restart, so that their leases are enforced; others are opened
@@ -128,93 +109,6 @@ impl Vaults {
             }
         }
         Ok(all.len())
-    }
-
-    /// Whether a vault is open, or may be at this moment.
-    pub fn is_open(&self, id: &VaultId) -> bool {
-        let slot = self.slots.lock().get(id).cloned();
-        slot.is_some_and(|slot| slot.try_lock().is_none_or(|slot| matches!(*slot, VaultSlot::Open(_))))
-    }
-
-    /// Closes a vault that nobody uses, at once.
-    pub fn close_unused(&self, id: &VaultId) {
-        let slot = self.slot(id);
-        let closed = Vaults::close(&mut slot.lock(), 0);
-        drop(closed);
-    }
-
-    /// Takes the vault out of its slot, if it has had no user for `unused` ms. Whoever drops it closes its file, which
-    /// waits for the disk.
-    fn close(slot: &mut VaultSlot, unused: u64) -> Option<Arc<Vault>> {
-        // Others get it from the slot alone, which is locked.
-        let is_unused = |vault: &Arc<Vault>| Arc::strong_count(vault) == 1 && vault.close_if_unused(unused);
-        match slot {
-            VaultSlot::Open(vault) if is_unused(vault) => match std::mem::take(slot) {
-                VaultSlot::Open(vault) => Some(vault),
-                VaultSlot::Closed | VaultSlot::BeingPut => None,
-            },
-            VaultSlot::Open(_) | VaultSlot::Closed | VaultSlot::BeingPut => None,
-        }
-    }
-
-    /// A vault, which is opened if necessary.
-    ///
-    /// # Errors
-    /// [`Refused::Unknown`], [`Refused::NotNow`], [`Refused::Failed`], [`Refused::Lost`].
-    pub fn vault(&self, id: &VaultId) -> Answer<Arc<Vault>> {
-        let slot = self.slot(id);
-        self.vault_in(id, &mut slot.lock())
-    }
-
-    /// The same, with its slot locked.
-    fn vault_in(&self, id: &VaultId, slot: &mut VaultSlot) -> Answer<Arc<Vault>> {
-        match slot {
-            VaultSlot::Open(vault) if vault.standing() == Standing::Good => return Ok(vault.clone()),
-            // Another user of its table keeps it open for a moment.
-            VaultSlot::Open(_) | VaultSlot::Closed => *slot = VaultSlot::Closed,
-            VaultSlot::BeingPut => return Err(Refused::Unknown),
-        }
-        let vault = self.open(id).inspect_err(|refused| {
-            if let Refused::Failed(error) = refused {
-                tracing::error!(anchor = %self.anchors.name(id), %error, "this anchor cannot be used; the others are served");
-            }
-        });
-        let vault = Arc::new(vault?);
-        *slot = VaultSlot::Open(vault.clone());
-        Ok(vault)
-    }
-
-    fn open(&self, id: &VaultId) -> Answer<Vault> {
-        let until = Instant::now() + CLOSED_WITHIN;
-        let table = loop {
-            match self.anchors.open(id) {
-                Err(AnchorError::Missing { .. }) => return Err(Refused::Unknown),
-                Err(AnchorError::Locked { .. }) if Instant::now() < until => std::thread::sleep(AGAIN_AFTER),
-                Err(AnchorError::Locked { .. }) => return Err(Refused::NotNow),
-                table => break table?,
-            }
-        };
-        Vault::open(*id, table, self.terms, self.common.clone())
-    }
-
-    /// The same for a host. A vault that the host may not use is unknown to it.
-    ///
-    /// # Errors
-    /// As [`Vaults::vault`].
-    pub fn vault_for(&self, caller: &Caller, id: &VaultId) -> Answer<Arc<Vault>> {
-        match self.state().may_use(&caller.key, id) {
-            true => self.vault(id),
-            false => Err(Refused::Unknown),
-        }
-    }
-
-    /// A vault of a host that is open. Waits for nothing.
-    pub fn open_for(&self, caller: &Caller, id: &VaultId) -> Option<Arc<Vault>> {
-        let slot = self.slots.lock().get(id).cloned().filter(|_| self.state().may_use(&caller.key, id))?;
-        match &*slot.try_lock()? {
-            VaultSlot::Open(vault) if vault.standing() == Standing::Good => Some(vault.clone()),
-            VaultSlot::Open(_) | VaultSlot::Closed | VaultSlot::BeingPut => None,
-        }
     }
 
     /// Whether a host is to send its rows of a vault that was restored from a backup, since it knows more than the
@@ -263,12 +157,12 @@ impl Vaults {
             let slot = &mut *slot.lock();
             match slot {
                 // The present anchor may be the same: the two are compared at the end.
-                VaultSlot::Closed | VaultSlot::Open(_) if self.anchors.has(id)? => false,
+                VaultSlot::Closed | VaultSlot::Closing | VaultSlot::Open(_) if self.anchors.has(id)? => false,
                 VaultSlot::Closed => {
                     *slot = VaultSlot::BeingPut;
                     true
                 }
-                VaultSlot::BeingPut | VaultSlot::Open(_) => return Err(Refused::NotNow),
+                VaultSlot::Closing | VaultSlot::BeingPut | VaultSlot::Open(_) => return Err(Refused::NotNow),
             }
         };
         // From here on, dropping it undoes the slot.
@@ -293,13 +187,17 @@ impl Vaults {
                 may_use_around && (state.may_use(&caller.key, id) || is_free()? || has_just_come()?)
             }
         };
-        match around {
-            _ if !may => Err(Refused::NotGranted),
-            Some(around) if !state.has_room_for(id, &around) => {
-                Err(Refused::TooMuch("the vault has as many datasets as this server keeps of one vault"))
-            }
-            _ => Ok(()),
-        }
+        if may { self.may_lie(id, around) } else { Err(Refused::NotGranted) }
+    }
+
+    /// Whether a vault may lie there.
+    fn may_lie(&self, id: &VaultId, around: Option<VaultId>) -> Answer<()> {
+        let Some(around) = around else { return Ok(()) };
+        self.state().check_place(id, &around).map_err(|misplaced| match misplaced {
+            Misplaced::Circle => Refused::NotGranted,
+            Misplaced::Deep => Refused::TooMuch("datasets are nested as deep as this server keeps them"),
+            Misplaced::Full => Refused::TooMuch("the vault has as many datasets as this server keeps of one vault"),
+        })
     }
 
     /// Refuses calls that take space which the state may need.
@@ -350,35 +248,6 @@ impl Vaults {
         Ok((vault, begun))
     }
 
-    /// Lets time pass for all open vaults, and closes those that are not used.
-    ///
-    /// # Errors
-    /// [`Lost`].
-    pub fn tick(&self) -> std::result::Result<(), Lost> {
-        // A vault that is being opened is skipped: its time advances with the next tick.
-        let opened = Vaults::opened(&self.slots(), Mutex::try_lock);
-        opened.iter().try_for_each(|vault| vault.tick())?;
-        let unused = self.may_be_unused(opened.len());
-        drop(opened);
-        let close = |slot: &Arc<Mutex<VaultSlot>>| Vaults::close(&mut *slot.try_lock()?, unused);
-        let closed: Vec<_> = self.slots().iter().filter_map(close).collect();
-        if !closed.is_empty() {
-            // On a thread of its own: a file that becomes shorter is written.
-            let _ = std::thread::Builder::new().name("close".into()).spawn(move || drop(closed));
-        }
-        // Who uses a slot has got it under this lock.
-        let is_free = |slot: &VaultSlot| matches!(slot, VaultSlot::Closed);
-        self.slots
-            .lock()
-            .retain(|_, slot| Arc::strong_count(slot) > 1 || !slot.try_lock().is_some_and(|it| is_free(&it)));
-        Ok(())
-    }
-
-    /// How long a vault stays open without sessions while so many are open, ms.
-    fn may_be_unused(&self, open: usize) -> u64 {
-        if open > OPEN_MANY { 0 } else { self.unused }
-    }
-
     /// A host was revoked, or lost a grant: its sessions of vaults that it may no longer use end.
     ///
     /// # Errors
@@ -406,7 +275,7 @@ impl Vaults {
         let slot = &mut *slot.lock();
         let event = Event::AnchorForgotten { vault: id.to_string() };
         if matches!(slot, VaultSlot::Open(vault) if vault.standing() != Standing::Good) {
-            self.vault_in(id, slot)?;
+            self.vault_in(id, slot, false)?;
         }
         let VaultSlot::Open(vault) = &*slot else { return self.put_away(id, slot, event) };
         vault.clone().give_up(|inner| inner.nobody_has_it(None), || self.put_away(id, slot, event))
@@ -506,7 +375,7 @@ impl Put {
         let is_here = !is_waited_for && self.vaults.anchors.has(&self.id)?;
         // Rows that were acknowledged once are taken back whatever the policy says by now.
         let is_exempt = is_waited_for || is_here;
-        let forbidden = if is_exempt { None } else { self.forbidden(&*table, &Subject::of(&caller.name, &row))? };
+        let forbidden = if is_exempt { None } else { self.forbidden(&*table, &self.subject(caller, &row))? };
         table.commit(&[self.head.change()])?;
         drop(table);
         self.vaults.may_put(caller, &self.id, self.around)?;
@@ -525,12 +394,15 @@ impl Put {
             if is_here || (!self.has_slot && matches!(*slot, VaultSlot::BeingPut)) {
                 return Err(Refused::NotNow);
             }
+            // Two that come at once may lie in each other, or both be the last one for which there is room.
+            let _one = self.vaults.placing.lock();
+            self.vaults.may_lie(&self.id, self.around)?;
             state.will_keep(&self.id, self.around.as_ref()).map_err(Lost)?;
             new.install()?;
             state.note_kept(&caller.name, &self.id, self.around.as_ref()).map_err(Lost)?;
             return Ok(self.head);
         }
-        if self.vaults.vault_in(&self.id, slot)?.head() != self.head {
+        if self.vaults.vault_in(&self.id, slot, false)?.head() != self.head {
             return Err(Refused::Known);
         }
         // An earlier end of the same put was in doubt.
@@ -538,6 +410,12 @@ impl Put {
             state.note_kept_after_all(&caller.name, &self.id).map_err(Lost)?;
         }
         Ok(self.head)
+    }
+
+    /// The vault, as its host uses it where it is put.
+    fn subject(&self, caller: &Caller, row: &VaultRow) -> Subject {
+        let within = self.around.map(|around| self.vaults.state().with_those_around(&around));
+        Subject::of(&caller.name, row, within.into_iter().flatten())
     }
 
     /// The policy's reason against a host's putting these rows, if there is one.
@@ -562,7 +440,7 @@ impl Put {
         // Held until the replacement: of two hosts, the one with the older rows must not replace the newer ones.
         let slot = vaults.slot(&self.id);
         let slot = &mut *slot.lock();
-        let vault = vaults.vault_in(&self.id, slot)?;
+        let vault = vaults.vault_in(&self.id, slot, false)?;
         let ours = Anchor::open(vault.table_to_look_at(), &self.id)?.vault().revision;
         if ours > revision {
             vaults.state().reconciled(&self.id, &caller.name, false).map_err(Lost)?;

@@ -15,6 +15,7 @@ use ring::rand::{SecureRandom, SystemRandom};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use serde::Serialize;
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -159,37 +160,41 @@ impl Webhook {
     }
 
     /// If a batch is rejected, its alerts are sent one by one. An alert that is always rejected does not block the
-    /// others.
+    /// others. All vaults have their turn, however many alerts one of them has.
     fn run(&self) {
-        let (mut after, mut most, mut pause) = (0, ALERTS_AT_ONCE, AGAIN_AFTER);
+        let (mut turn, mut passed_over, mut most, mut pause) = (None, BTreeSet::new(), ALERTS_AT_ONCE, AGAIN_AFTER);
         loop {
-            let posted = match self.state.unposted(after, most) {
-                Ok(alerts) if alerts.is_empty() && after == 0 => {
+            let (alerts, posted) = match self.state.unposted(turn, &passed_over, most) {
+                Ok((alerts, _)) if alerts.is_empty() && passed_over.is_empty() => {
                     self.state.alerted.wait();
                     continue;
                 }
-                Ok(alerts) if alerts.is_empty() => {
-                    after = 0; // those that were passed over
+                Ok((alerts, _)) if alerts.is_empty() => {
+                    passed_over.clear();
                     continue;
                 }
-                Ok(alerts) => (alerts.last().map_or(0, |last| last.number), self.post(&alerts)),
-                Err(error) => (after, Err(error.to_string())),
+                Ok((alerts, last)) => {
+                    turn = last;
+                    let posted = self.post(&alerts);
+                    (alerts, posted)
+                }
+                Err(error) => (Vec::new(), Err(error.to_string())),
             };
             match posted {
-                (_, Ok(())) => {
+                Ok(()) => {
                     if pause > AGAIN_AFTER {
                         tracing::info!("the webhook takes alerts again");
                     }
                     (most, pause) = (ALERTS_AT_ONCE, AGAIN_AFTER);
                 }
-                (last, Err(error)) => {
+                Err(error) => {
                     self.metrics.posted(false);
                     // The URL is not logged: it may hold a secret.
                     tracing::warn!(error, again_after_seconds = pause.as_secs(), "the webhook has not taken alerts");
                     std::thread::sleep(pause);
                     pause = (pause * 2).min(AGAIN_AFTER_MOST);
                     if most == 1 {
-                        after = last;
+                        passed_over.extend(alerts.iter().map(|alert| alert.number));
                     }
                     most = 1;
                 }

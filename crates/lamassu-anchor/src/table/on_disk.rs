@@ -93,6 +93,8 @@ pub struct DiskTable {
     logged: Mutex<Arc<Logged>>,
     /// redb has panicked.
     is_broken: AtomicBool,
+    /// Closing it gives no unused pages back.
+    stays_loose: bool,
     /// Called by the next read between its looks at the log and at the database.
     #[cfg(test)]
     between: Mutex<Option<Box<dyn FnOnce() + Send>>>,
@@ -114,14 +116,22 @@ impl DiskTable {
     /// # Errors
     /// [`AnchorError::Exists`], [`AnchorError::Io`].
     pub fn create(path: &Path) -> Result<DiskTable, AnchorError> {
-        let file = new(path)?;
-        // A file without content would prevent the next attempt.
-        DiskTable::made(file, path).inspect_err(|_| drop(std::fs::remove_file(path)))
+        DiskTable::create_caching(path, CACHE_BYTES)
     }
 
-    fn made(file: File, path: &Path) -> Result<DiskTable, AnchorError> {
+    /// The same, with so many bytes of the file in memory: for who has very many tables.
+    ///
+    /// # Errors
+    /// As [`DiskTable::create`].
+    pub fn create_caching(path: &Path, bytes: usize) -> Result<DiskTable, AnchorError> {
+        let file = new(path)?;
+        // A file without content would prevent the next attempt.
+        DiskTable::made(file, path, bytes).inspect_err(|_| drop(std::fs::remove_file(path)))
+    }
+
+    fn made(file: File, path: &Path, cache_bytes: usize) -> Result<DiskTable, AnchorError> {
         log::make_front(&file).map_err(AnchorError::io("write", path))?;
-        let table = DiskTable::of(file, path)?;
+        let table = DiskTable::of(file, path, cache_bytes)?;
         table.make_tables()?;
         table.read_log()?;
         sync_parent(path)?;
@@ -134,7 +144,15 @@ impl DiskTable {
     /// [`AnchorError::Missing`], [`AnchorError::NotPrivate`], [`AnchorError::Locked`], [`AnchorError::Unreadable`],
     /// [`AnchorError::Io`].
     pub fn open(path: &Path) -> Result<DiskTable, AnchorError> {
-        let table = DiskTable::of(existing(path, OFlags::RDWR)?, path)?;
+        DiskTable::open_caching(path, CACHE_BYTES)
+    }
+
+    /// The same, with so many bytes of the file in memory: for who has very many tables.
+    ///
+    /// # Errors
+    /// As [`DiskTable::open`].
+    pub fn open_caching(path: &Path, bytes: usize) -> Result<DiskTable, AnchorError> {
+        let table = DiskTable::of(existing(path, OFlags::RDWR)?, path, bytes)?;
         // A file that a killed process has just made has no tables yet.
         table.make_tables()?;
         table.read_log()?;
@@ -158,7 +176,7 @@ impl DiskTable {
 
     /// `None`: its last writer was killed, so it must be repaired.
     fn reader(path: &Path, readers: Readers) -> Result<Option<DiskTable>, AnchorError> {
-        match DiskTable::with(existing(path, OFlags::RDONLY)?, path, Role::Reader(readers))? {
+        match DiskTable::with(existing(path, OFlags::RDONLY)?, path, Role::Reader(readers), CACHE_BYTES)? {
             Ok(table) => {
                 table.read_log()?;
                 Ok(Some(table))
@@ -168,11 +186,16 @@ impl DiskTable {
         }
     }
 
-    fn of(file: File, path: &Path) -> Result<DiskTable, AnchorError> {
-        DiskTable::with(file, path, Role::Writer)?.map_err(|error| not_opened(error, path))
+    fn of(file: File, path: &Path, cache_bytes: usize) -> Result<DiskTable, AnchorError> {
+        DiskTable::with(file, path, Role::Writer, cache_bytes)?.map_err(|error| not_opened(error, path))
     }
 
-    fn with(file: File, path: &Path, role: Role) -> Result<Result<DiskTable, redb::DatabaseError>, AnchorError> {
+    fn with(
+        file: File,
+        path: &Path,
+        role: Role,
+        cache_bytes: usize,
+    ) -> Result<Result<DiskTable, redb::DatabaseError>, AnchorError> {
         let file = private(file, path)?;
         if file.metadata().map_err(AnchorError::io("stat", path))?.len() == 0 {
             return Err(AnchorError::Empty);
@@ -180,7 +203,7 @@ impl DiskTable {
         log::check_front(&file).map_err(|error| failed("open", error.into(), path))?;
         // The process may change its working directory.
         let absolute = std::path::absolute(path).map_err(AnchorError::io("find", path))?;
-        let backend = Arc::new(Backend::new(file).map_err(AnchorError::io("open", path))?);
+        let backend = Arc::new(Backend::new(file, cache_bytes).map_err(AnchorError::io("open", path))?);
         let opened = fenced(|| role.open(&backend)).ok_or(AnchorError::Broken)?;
         if opened.is_err() {
             backend.release();
@@ -193,6 +216,7 @@ impl DiskTable {
             position: Mutex::default(),
             logged: Mutex::default(),
             is_broken: AtomicBool::new(false),
+            stays_loose: false,
             #[cfg(test)]
             between: Mutex::new(None),
         }))
@@ -338,6 +362,13 @@ impl DiskTable {
     #[must_use]
     pub fn keeping_free(self, bytes: u64) -> DiskTable {
         self.backend.keep_free(bytes);
+        self
+    }
+
+    /// Closing it does not wait until unused pages are given back to the system: somebody may wait for the file.
+    #[must_use]
+    pub fn staying_loose(mut self) -> DiskTable {
+        self.stays_loose = true;
         self
     }
 

@@ -10,6 +10,9 @@ use crate::ids::{Mode, Object};
 pub const LOCKS_MAX: usize = 8192;
 /// Most requests for locks of one file that a session may have waiting: each unlock looks at all of a file.
 pub const WAITING_MAX: usize = 1024;
+/// Those of all sessions. A chain of locks, each of which becomes weaker when it lets the next request in, costs a look
+/// at all of them for each.
+pub const WAITING_OF_ALL_MAX: usize = 2048;
 /// Most ranges that a session can report: its last lock may have made three of one.
 pub const REPORTED_MAX: usize = LOCKS_MAX + 1;
 

@@ -17,6 +17,7 @@ mod table;
 
 pub use crate::lock::{
     Conflict, LOCKS_MAX, Lock, LockAnswer, LockKey, LockKind, REPORTED_MAX, Range, Ranges, WAITING_MAX,
+    WAITING_OF_ALL_MAX,
 };
 pub use holder::{Answered, Asked, Holder, Outcome};
 pub(crate) use table::Table;

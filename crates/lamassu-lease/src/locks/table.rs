@@ -1,7 +1,10 @@
 //! The locks of a vault, as its server sees them.
 
 use super::spans::Spans;
-use super::{Conflict, LOCKS_MAX, Lock, LockAnswer, LockKey, LockKind, REPORTED_MAX, Range, Ranges, WAITING_MAX};
+use super::{
+    Conflict, LOCKS_MAX, Lock, LockAnswer, LockKey, LockKind, REPORTED_MAX, Range, Ranges, WAITING_MAX,
+    WAITING_OF_ALL_MAX,
+};
 use crate::{Mode, Object, RequestNo, SessionId};
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -123,11 +126,13 @@ impl Table {
             }
             return answers;
         }
-        let its = file.waiting.iter().filter(|waiting| waiting.session == session).count();
+        let its = || file.waiting.iter().filter(|waiting| waiting.session == session).count();
         let mut answers = Answers::new();
         match waits {
             false => answers.extend(file.conflict(owner, &lock).map(|by| (session, request, LockAnswer::Conflict(by)))),
-            true if its >= WAITING_MAX => return vec![(session, request, LockAnswer::TooMany)],
+            true if file.waiting.len() >= WAITING_OF_ALL_MAX || its() >= WAITING_MAX => {
+                return vec![(session, request, LockAnswer::TooMany)];
+            }
             true if lock.key.kind == LockKind::Range && self.would_lock_up(owner, place, &lock) => {
                 answers.push((session, request, LockAnswer::Deadlock));
             }
@@ -245,7 +250,8 @@ impl Table {
         places
     }
 
-    fn count(&self, session: SessionId) -> usize {
+    /// How many locks a session has, and requests that wait.
+    pub fn count(&self, session: SessionId) -> usize {
         self.counts.get(&session).copied().unwrap_or_default()
     }
 
@@ -306,7 +312,14 @@ impl Table {
     /// Grants the waiting requests of a file that can be granted, the oldest first. Only needed where an owner has less
     /// than before: all others that wait have been compared with what it has.
     fn serve(&mut self, place: Place, answers: &mut Answers) {
-        let mut at = 0;
+        // An older request may conflict no longer if a lock became weaker: they are looked at once more, all together.
+        while self.serve_once(place, answers) {}
+        self.forget_unused(place);
+    }
+
+    /// The same, looking at each request once. Whether an owner has less than before.
+    fn serve_once(&mut self, place: Place, answers: &mut Answers) -> bool {
+        let (mut at, mut is_weaker) = (0, false);
         while let Some(file) = self.files.get(&place)
             && let Some(waiting) = file.waiting.get(at).copied()
         {
@@ -315,12 +328,10 @@ impl Table {
                 continue;
             }
             self.waits_no_longer(place, at);
-            let is_weaker = self.set(place, waiting.owner(), &waiting.lock);
+            is_weaker |= self.set(place, waiting.owner(), &waiting.lock);
             answers.push((waiting.session, waiting.request, LockAnswer::Done));
-            // An older request may no longer conflict.
-            at = if is_weaker { 0 } else { at };
         }
-        self.forget_unused(place);
+        is_weaker
     }
 
     fn forget_unused(&mut self, place: Place) {

@@ -345,3 +345,41 @@ fn a_call_looks_only_at_what_it_may_let_in() {
     assert_eq!(nothing, 0, "nothing was unlocked");
     assert_eq!(table.unlock(B, single(1, 0, Exclusive)), [(B, Done), (A, Done)]);
 }
+
+/// Each lock that is granted here is a part of a stronger one. Requests that go on waiting are not looked at for each.
+#[test]
+fn locks_that_become_weaker_cost_one_more_look_at_what_waits() {
+    const EACH: u64 = 500;
+    let mut table = Asking::new();
+    for (owner, at) in [(1, 0), (2, 1000)] {
+        assert_eq!(table.lock(B, ranges(owner, (at, at), Exclusive), false).1, [(B, Done)]);
+    }
+    for waits in 0..EACH {
+        assert_eq!(table.lock(A, ranges(waits, (0, 0), Exclusive), true).1, []);
+    }
+    // Each owner has a byte, and asks to read from there to the one that B has: past the bytes of those before it.
+    for owner in 1..=EACH {
+        assert_eq!(table.lock(A, ranges(owner + EACH, (1000 - owner, 1000 - owner), Exclusive), false).1, [(A, Done)]);
+        assert_eq!(table.lock(A, ranges(owner + EACH, (1000 - owner, 1000), Shared), true).1, []);
+    }
+    let before = super::table::CHECKS.with(std::cell::Cell::get);
+    let answers = table.unlock(B, ranges(2, (1000, 1000), Exclusive));
+    assert_eq!(answers.len() as u64, 1 + EACH);
+    let checks = super::table::CHECKS.with(std::cell::Cell::get) - before;
+    assert_eq!(checks as u64, 3 * EACH, "those that go on waiting twice, the others once");
+}
+
+/// All sessions together: who has many of them would have each unlock look at very many.
+#[test]
+fn no_more_requests_wait_for_locks_of_one_file_than_may() {
+    let mut table = Asking::new();
+    assert_eq!(table.lock(B, ranges(1, (0, 0), Exclusive), false).1, [(B, Done)]);
+    let mut granted = 0;
+    for session in 10..14 {
+        for owner in 0..WAITING_MAX as u64 {
+            let answers = table.lock(SessionId(session), ranges(owner, (0, 0), Exclusive), true).1;
+            granted += usize::from(answers.is_empty());
+        }
+    }
+    assert_eq!(granted, WAITING_OF_ALL_MAX);
+}

@@ -6,7 +6,8 @@ use crate::administered::Administered;
 use crate::policy::{Policy, ShownRule, Subject, violations};
 use crate::{Result, ServerError};
 use lamassu_anchor::table::Table;
-use lamassu_anchor::{Anchor, AnchorError};
+use lamassu_anchor::{Anchor, AnchorError, VaultRow};
+use lamassu_format::header::VaultId;
 use lamassu_format::profile::{Choice, KeyKind, Protection};
 use lamassu_format::{Cipher, Hash, Profile, Suite};
 use lamassu_rpc::limits::Forbidden;
@@ -83,6 +84,9 @@ pub struct Decided {
 pub struct Violation {
     /// its number in the anchor
     pub object: u64,
+    /// the dataset that it is in, hex; none: the vault itself
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dataset: Option<String>,
     /// words for people
     pub profile: String,
     /// the first rule that forbids it
@@ -135,7 +139,7 @@ pub fn answer(of: &Administered, asked: PolicyRequest) -> Result<PolicyAnswer> {
             Ok(PolicyAnswer::Rules { rules: policies.now().1.shown(), in_force: true, note })
         }
         PolicyRequest::Test { host, vault, profile, file } => {
-            let (_, subject) = subject(of, &vault, &host)?;
+            let subject = subject(of, &vault_of(of, &checked(&vault)?)?.1, &host);
             let policy = policy(of, file)?;
             let profiles = match profile {
                 Some(parts) => {
@@ -165,38 +169,49 @@ fn policy(of: &Administered, file: bool) -> Result<Arc<Policy>> {
     }
 }
 
-/// A vault that is kept here, as a host would use it.
-fn subject(of: &Administered, vault: &str, host: &str) -> Result<(Arc<dyn Table>, Subject)> {
-    let id = checked(vault)?;
-    let hex = id.to_string();
-    let table = of.table(&id)?.map_err(|error| match error {
-        AnchorError::Missing { .. } => ServerError::NoVault { id: hex.clone() },
+/// The table of a vault that is kept here, and its row.
+fn vault_of(of: &Administered, id: &VaultId) -> Result<(Arc<dyn Table>, VaultRow)> {
+    let table = of.table(id)?.map_err(|error| match error {
+        AnchorError::Missing { .. } => ServerError::NoVault { id: id.to_string() },
         error => error.into(),
     })?;
-    let row = Anchor::open(table.clone(), &id)?.vault();
-    Ok((table, Subject::of(host, &row)))
+    let row = Anchor::open(table.clone(), id)?.vault();
+    Ok((table, row))
 }
 
+/// A vault, as a host would use it.
+fn subject(of: &Administered, row: &VaultRow, host: &str) -> Subject {
+    Subject::of(host, row, of.state.with_those_around(&row.vault))
+}
+
+/// The files of a vault and of the datasets in it.
 fn check(of: &Administered, vault: &str) -> Result<PolicyAnswer> {
-    let policy = policy(of, false)?;
-    let mut files: BTreeMap<(u64, String), Violation> = BTreeMap::new();
+    let (policy, id) = (policy(of, false)?, checked(vault)?);
+    let mut files: BTreeMap<(VaultId, u64, String), Violation> = BTreeMap::new();
     let mut more = BTreeSet::new();
-    for host in of.state.who_may_use(&checked(vault)?) {
-        let (table, subject) = subject(of, vault, &host)?;
-        violations(&*table, (&policy, &subject), |object, profile, Forbidden { rule, .. }| {
-            let key = (object.0, rule.to_string());
-            if files.len() >= FOUND_MAX && !files.contains_key(&key) {
-                more.insert(object.0);
-                return ControlFlow::Continue(());
+    for inner in of.state.with_those_inside(&id) {
+        of.visit_table(&inner, || {
+            let (table, row) = vault_of(of, &inner)?;
+            for host in of.state.who_may_use(&inner) {
+                let subject = subject(of, &row, &host);
+                violations(&*table, (&policy, &subject), |object, profile, Forbidden { rule, .. }| {
+                    let key = (inner, object.0, rule.to_string());
+                    if files.len() >= FOUND_MAX && !files.contains_key(&key) {
+                        more.insert((inner, object.0));
+                        return ControlFlow::Continue(());
+                    }
+                    let found = files.entry(key).or_insert_with(|| Violation {
+                        object: object.0,
+                        dataset: (inner != id).then(|| inner.to_string()),
+                        profile: profile.named(subject.suite).to_string(),
+                        rule: rule.to_string(),
+                        hosts: BTreeSet::new(),
+                    });
+                    found.hosts.insert(host.clone());
+                    ControlFlow::Continue(())
+                })?;
             }
-            let found = files.entry(key).or_insert_with(|| Violation {
-                object: object.0,
-                profile: profile.named(subject.suite).to_string(),
-                rule: rule.to_string(),
-                hosts: BTreeSet::new(),
-            });
-            found.hosts.insert(host.clone());
-            ControlFlow::Continue(())
+            Ok(())
         })?;
     }
     Ok(PolicyAnswer::Found { files: files.into_values().collect(), more: more.len() as u64 })

@@ -36,7 +36,8 @@ pub const COMMENTED: &str = r#"# Policy of lamassu-server: which protections and
 # A rule forbids or requires something. A refused host gets the rule's name. No rule allows what another one forbids.
 #[[rule]]
 #name = "finance is encrypted and verified"
-# The hosts and vaults that the rule applies to: names, patterns and sets; "!x" excludes x. Default: all.
+# The hosts and vaults that the rule applies to: names, patterns and sets; "!x" excludes x. Default: all. A vault stands
+# for itself and all datasets in it.
 #hosts = ["@laptops", "node1", "!anna"]
 #vaults = ["@finance"]
 # Aspects of files that are created or written. Plain blocks have neither a cipher nor block keys: a rule that requires

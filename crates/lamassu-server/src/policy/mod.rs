@@ -11,6 +11,9 @@
 //! A rule forbids values, or mandates some and so forbids all others. No rule allows what another one forbids, so the
 //! order of rules only decides which name is reported. Without rules everything is allowed.
 //!
+//! A vault stands for itself and for all datasets in it, at any depth, also where a rule excepts it: who may use a
+//! vault makes datasets in it, and gives them ids that no rule can name.
+//!
 //! A decision depends on the suite and the domain of a vault, which its row fixes when it is put here, and on the
 //! profile in the row of each file. A host that lies about its data is not detected: no row shows it.
 
@@ -27,6 +30,7 @@ pub use rows::{Judged, judge, violations};
 pub use shown::ShownRule;
 
 use lamassu_anchor::VaultRow;
+use lamassu_format::header::VaultId;
 use lamassu_format::profile::{KeyKind, Protection};
 use lamassu_format::{Cipher, Domain, Hash, Profile, Suite};
 use lamassu_rpc::limits::{Forbidden, Limits};
@@ -80,7 +84,12 @@ struct Patterns {
 
 impl Patterns {
     fn matches(&self, name: &str) -> bool {
-        let is_one = |pattern: &String| matches(pattern, name);
+        self.matches_one_of(&[name])
+    }
+
+    /// Whether one of these names is meant, and none is excepted.
+    fn matches_one_of(&self, names: &[&str]) -> bool {
+        let is_one = |pattern: &String| names.iter().any(|name| matches(pattern, name));
         (self.those.is_empty() || self.those.iter().any(is_one)) && !self.but.iter().any(is_one)
     }
 }
@@ -105,6 +114,8 @@ pub struct Subject {
     pub host: String,
     /// the vault's id, hex
     pub vault: String,
+    /// the vaults that it lies in, if it is a dataset; hex, from the inside out
+    pub around: Vec<String>,
     /// as its row has it
     pub suite: Suite,
     /// as its row has it
@@ -112,9 +123,15 @@ pub struct Subject {
 }
 
 impl Subject {
-    /// The vault that has this row.
-    pub fn of(host: &str, row: &VaultRow) -> Subject {
-        Subject { host: host.into(), vault: row.vault.to_string(), suite: row.suite, domain: row.domain }
+    /// The vault that has this row. `within`: it and the vaults that it lies in, from the inside out.
+    pub fn of(host: &str, row: &VaultRow, within: impl IntoIterator<Item = VaultId>) -> Subject {
+        let around = within.into_iter().filter(|vault| *vault != row.vault).map(|vault| vault.to_string()).collect();
+        Subject { host: host.into(), vault: row.vault.to_string(), around, suite: row.suite, domain: row.domain }
+    }
+
+    /// The names that a rule may mean it by.
+    fn vaults(&self) -> Vec<&str> {
+        std::iter::once(&self.vault).chain(&self.around).map(String::as_str).collect()
     }
 }
 
@@ -130,7 +147,8 @@ impl Policy {
     }
 
     fn about<'a>(&'a self, subject: &'a Subject) -> impl Iterator<Item = &'a Rule> {
-        let is_about = |rule: &&Rule| rule.hosts.matches(&subject.host) && rule.vaults.matches(&subject.vault);
+        let vaults = subject.vaults();
+        let is_about = move |rule: &&Rule| rule.hosts.matches(&subject.host) && rule.vaults.matches_one_of(&vaults);
         self.rules.iter().filter(is_about)
     }
 

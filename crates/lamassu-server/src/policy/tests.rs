@@ -11,7 +11,8 @@ use std::sync::Arc;
 const VAULT: &str = "5f0c3a527b1e4c8d9a510d2f6b7c8e90";
 
 fn subject(host: &str) -> Subject {
-    Subject { host: host.into(), vault: VAULT.into(), suite: Suite::Aes, domain: Domain::Zone }
+    let (vault, around) = (VAULT.into(), Vec::new());
+    Subject { host: host.into(), vault, around, suite: Suite::Aes, domain: Domain::Zone }
 }
 
 fn of(text: &str) -> Policy {
@@ -113,6 +114,30 @@ fn a_rule_is_about_hosts_and_vaults_and_none_takes_back_what_another_says() {
     let limits = policy.limits(&subject("anna"));
     assert!(limits.forbids(none).is_some() && limits.forbids(Profile::DEFAULT).is_none());
     assert!(policy.limits(&subject("node1")).is_empty() && of("").limits(&subject("a")).is_empty());
+}
+
+/// Else who may use a vault would make a dataset in it, to do there what the rule forbids.
+#[test]
+fn a_rule_for_a_vault_holds_in_the_datasets_in_it_and_so_do_its_exceptions() {
+    let dataset = Subject { vault: "1".repeat(32), around: vec!["2".repeat(32), VAULT.into()], ..subject("a") };
+    let beside = Subject { around: vec!["2".repeat(32)], ..dataset.clone() };
+    let is_about = |vaults: &str, subject: &Subject| {
+        let policy = of(&format!("[[rule]]\nname = \"r\"\nvaults = [{vaults}]\nforbid.suites = [\"aes\"]"));
+        assert_eq!(policy.limits(subject).is_empty(), policy.forbids_vault(subject).is_none());
+        policy.forbids_vault(subject).is_some()
+    };
+    let (own, all_but) = (format!("{:?}", "1".repeat(32)), format!("\"*\", \"!{VAULT}\""));
+    for (vaults, holds) in [
+        (format!("{VAULT:?}"), [true, true, false]),
+        ("\"5f0c*\"".into(), [true, true, false]),
+        ("\"22*\"".into(), [false, true, true]),
+        (own.clone(), [false, true, true]),
+        (all_but, [false, false, true]),
+        (format!("{VAULT:?}, \"!{}\"", "1".repeat(32)), [true, false, false]),
+    ] {
+        let seen = [&subject("a"), &dataset, &beside].map(|subject| is_about(&vaults, subject));
+        assert_eq!(seen, holds, "{vaults}");
+    }
 }
 
 #[test]
@@ -239,7 +264,7 @@ impl Lab {
         drop(Anchor::create(table.clone(), vault.clone(), root).expect("an anchor"));
         table.commit(&[change(OLD, &row(file(NONE, 1))), change(8, &row(file(0, 1)))]).expect("commits");
         let policy = of("[[rule]]\nname = \"no plain\"\nforbid.protections = [\"none\", \"integrity\"]");
-        let limits = vec![Arc::new(policy.limits(&Subject::of("a", &vault)))];
+        let limits = vec![Arc::new(policy.limits(&Subject::of("a", &vault, [])))];
         Lab { _dir: dir, table, vault, limits, policy }
     }
 
@@ -344,7 +369,7 @@ fn one_row_that_is_forbidden_is_enough_and_what_a_vault_keeps_for_good_is_kept()
 fn files_that_do_not_keep_to_a_policy_are_found() {
     let lab = Lab::new();
     let mut found = Vec::new();
-    let subject = Subject::of("a", &lab.vault);
+    let subject = Subject::of("a", &lab.vault, []);
     violations(&*lab.table, (&lab.policy, &subject), |object, profile, forbidden| {
         found.push((object.0, profile.number(), forbidden.rule.to_string()));
         ControlFlow::Continue(())

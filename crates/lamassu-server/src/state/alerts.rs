@@ -9,7 +9,8 @@ use crate::{Result, ServerError};
 use lamassu_crypto::wrap::sha256_of;
 use lamassu_format::header::VaultId;
 use redb::{ReadableTable, ReadableTableMetadata, TableDefinition};
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
+use std::ops::Bound;
 
 /// By number: an [`Alert`], JSON.
 const ALERTS: TableDefinition<'static, u64, &'static [u8]> = TableDefinition::new("alerts");
@@ -19,18 +20,22 @@ const PLACES: super::Bytes = TableDefinition::new("places of alerts");
 const NEW: TableDefinition<'static, u64, ()> = TableDefinition::new("new alerts");
 /// Numbers of alerts that are to be posted.
 const UNPOSTED: TableDefinition<'static, u64, ()> = TableDefinition::new("unposted alerts");
-/// By vault: how many alerts it has, u64 little-endian.
+/// The same, by outermost vault and number: so all vaults have their turn.
+const QUEUES: super::Bytes = TableDefinition::new("unposted alerts by vault");
+/// By outermost vault: how many alerts it and its datasets have, u64 little-endian.
 const COUNTS: super::Bytes = TableDefinition::new("alerts by vault");
 /// The last number given to an alert, among the server's numbers.
 pub(super) const LAST: &str = "last alert";
 
+/// Alerts of one report that are written to the log. All of them are in the state.
+const SAID_MAX: usize = 10;
 /// Alerts that are read at a time.
 pub const ALERTS_AT_ONCE: usize = 500;
 
 type RedbResult<T> = std::result::Result<T, redb::Error>;
 
 /// The tables.
-pub(super) const TABLES: [&dyn AnyTable; 5] = [&ALERTS, &PLACES, &NEW, &UNPOSTED, &COUNTS];
+pub(super) const TABLES: [&dyn AnyTable; 6] = [&ALERTS, &PLACES, &NEW, &UNPOSTED, &QUEUES, &COUNTS];
 
 fn damaged() -> redb::Error {
     redb::Error::Corrupted("an alert".into())
@@ -41,6 +46,11 @@ fn place(vault: &VaultId, finding: &Finding) -> Vec<u8> {
     let Finding { kind, path, is_damage, .. } = finding;
     let digest = sha256_of(&[kind.as_bytes(), &[0, u8::from(*is_damage)], path.as_bytes()]);
     [&vault.0[..], &digest].concat()
+}
+
+/// Where an alert waits to be posted.
+fn in_queue(outermost: &VaultId, number: u64) -> Vec<u8> {
+    [&outermost.0[..], &number.to_be_bytes()].concat()
 }
 
 /// Counts of alerts.
@@ -60,6 +70,7 @@ struct Alerts<'t> {
     places: WriteTable<'t, &'static [u8], &'static [u8]>,
     new: WriteTable<'t, u64, ()>,
     unposted: WriteTable<'t, u64, ()>,
+    queues: WriteTable<'t, &'static [u8], &'static [u8]>,
     counts: WriteTable<'t, &'static [u8], &'static [u8]>,
     numbers: WriteTable<'t, &'static str, u64>,
 }
@@ -71,6 +82,7 @@ impl<'t> Alerts<'t> {
             places: write.open_table(PLACES)?,
             new: write.open_table(NEW)?,
             unposted: write.open_table(UNPOSTED)?,
+            queues: write.open_table(QUEUES)?,
             counts: write.open_table(COUNTS)?,
             numbers: write.open_table(NUMBERS)?,
         })
@@ -104,8 +116,22 @@ impl<'t> Alerts<'t> {
     fn add(&mut self, vault: &VaultId, alert: &Alert) -> RedbResult<()> {
         self.put(alert)?;
         self.places.insert(&place(vault, &alert.finding)[..], &alert.number.to_le_bytes()[..])?;
-        let count = self.count(vault)? + 1;
-        self.set_count(vault, count)
+        let outermost = outermost_of(alert)?;
+        let count = self.count(&outermost)? + 1;
+        self.set_count(&outermost, count)
+    }
+
+    /// It is to be posted.
+    fn queue(&mut self, alert: &Alert) -> RedbResult<()> {
+        self.unposted.insert(alert.number, ())?;
+        Ok(self.queues.insert(&in_queue(&outermost_of(alert)?, alert.number)[..], &[][..])?)
+    }
+
+    /// It is to be posted no more.
+    fn dequeue(&mut self, alert: &Alert) -> RedbResult<()> {
+        self.unposted.remove(alert.number)?;
+        self.queues.remove(&in_queue(&outermost_of(alert)?, alert.number)[..])?;
+        Ok(())
     }
 
     fn remove(&mut self, alert: &Alert) -> RedbResult<()> {
@@ -113,13 +139,20 @@ impl<'t> Alerts<'t> {
         self.alerts.remove(alert.number)?;
         self.places.remove(&place(&vault, &alert.finding)[..])?;
         self.new.remove(alert.number)?;
-        self.unposted.remove(alert.number)?;
-        let count = self.count(&vault)?.saturating_sub(1);
-        self.set_count(&vault, count)
+        self.dequeue(alert)?;
+        let outermost = outermost_of(alert)?;
+        let count = self.count(&outermost)?.saturating_sub(1);
+        self.set_count(&outermost, count)
     }
 
     /// Counts a finding, `times` times, in its alert or in a new one if there is room. Returns a new one.
-    fn found(&mut self, vault: &VaultId, host: &str, finding: &Finding, times: u64, now: u64) -> RedbResult<Found> {
+    fn found(
+        &mut self,
+        (vault, outermost, host): (&VaultId, &VaultId, &str),
+        finding: &Finding,
+        times: u64,
+        now: u64,
+    ) -> RedbResult<Found> {
         let key = place(vault, finding);
         let number = self.places.get(&key[..])?.map(|row| row.value().try_into().map(u64::from_le_bytes));
         if let Some(number) = number.transpose().map_err(|_| damaged())? {
@@ -132,7 +165,7 @@ impl<'t> Alerts<'t> {
             self.put(&alert)?;
             return Ok(Found::Known);
         }
-        if finding.kind != NOT_KEPT && self.count(vault)? >= ALERTS_MAX {
+        if finding.kind != NOT_KEPT && self.count(outermost)? >= ALERTS_MAX {
             return Ok(Found::NoRoom);
         }
         let number = self.numbers.get(LAST)?.map_or(0, |last| last.value()) + 1;
@@ -140,6 +173,7 @@ impl<'t> Alerts<'t> {
         let alert = Alert {
             number,
             vault: vault.to_string(),
+            outermost: (outermost != vault).then(|| outermost.to_string()),
             count: times,
             first: now,
             last: now,
@@ -150,7 +184,7 @@ impl<'t> Alerts<'t> {
         };
         self.add(vault, &alert)?;
         self.new.insert(number, ())?;
-        self.unposted.insert(number, ())?;
+        self.queue(&alert)?;
         Ok(Found::New(Box::new(alert)))
     }
 
@@ -191,6 +225,11 @@ fn id_of(alert: &Alert) -> RedbResult<VaultId> {
     VaultId::of_hex(&alert.vault).ok_or_else(damaged)
 }
 
+/// The vault by which it is counted.
+fn outermost_of(alert: &Alert) -> RedbResult<VaultId> {
+    VaultId::of_hex(alert.outermost.as_ref().unwrap_or(&alert.vault)).ok_or_else(damaged)
+}
+
 /// The finding of the alert that counts findings without an alert of their own.
 fn not_kept(now: u64) -> Finding {
     Finding {
@@ -218,23 +257,29 @@ impl State {
         lost: u64,
         now: u64,
     ) -> Result<usize> {
+        // Not the dataset's: who makes datasets could have any number of alerts.
+        let outermost = self.outermost(vault);
         let raised = self.write(|write, _| {
             let (mut alerts, mut raised, mut without) = (Alerts::open(write)?, Vec::new(), lost);
             for finding in findings {
-                match alerts.found(vault, host, finding, 1, now)? {
+                match alerts.found((vault, &outermost, host), finding, 1, now)? {
                     Found::New(alert) => raised.push(*alert),
                     Found::Known => {}
                     Found::NoRoom => without += 1,
                 }
             }
             if without > 0
-                && let Found::New(alert) = alerts.found(vault, host, &not_kept(now), without, now)?
+                && let Found::New(alert) = alerts.found((&outermost, &outermost, host), &not_kept(now), without, now)?
             {
                 raised.push(*alert);
             }
             Ok(raised)
         })?;
-        raised.iter().for_each(Alert::say);
+        raised.iter().take(SAID_MAX).for_each(Alert::say);
+        if raised.len() > SAID_MAX {
+            let more = raised.len() - SAID_MAX;
+            tracing::error!(target: "alert", more, vault = %outermost, host, "more alerts: `lamassu-server alerts list`");
+        }
         if !raised.is_empty() {
             self.alerted.ring();
         }
@@ -333,18 +378,68 @@ impl State {
         changed.map_err(|number| ServerError::NoAlert { number })
     }
 
-    /// The alerts after a number that are to be posted, in order, at most `most`.
+    /// Alerts that are to be posted, at most `most`, none of those `but`: of each outermost vault behind `turn` about
+    /// as many, the oldest first. Comes with the vault whose turn was last.
     ///
     /// # Errors
     /// [`ServerError::Database`], [`ServerError::Damaged`].
-    pub fn unposted(&self, after: u64, most: usize) -> Result<Vec<Alert>> {
+    pub fn unposted(
+        &self,
+        turn: Option<VaultId>,
+        but: &BTreeSet<u64>,
+        most: usize,
+    ) -> Result<(Vec<Alert>, Option<VaultId>)> {
         self.read(|read| {
-            let (alerts, mut unposted) = (read.open_table(ALERTS)?, Vec::new());
-            for row in read.open_table(UNPOSTED)?.range(after.saturating_add(1)..)?.take(most) {
-                let alert = alerts.get(row?.0.value())?.ok_or_else(damaged)?;
-                unposted.push(serde_json::from_slice(alert.value()).map_err(|_| damaged())?);
+            let (alerts, queues) = (read.open_table(ALERTS)?, read.open_table(QUEUES)?);
+            let next_of = |vault: Option<VaultId>, after: u64| {
+                let from = vault.map(|vault| in_queue(&vault, after));
+                let from = from.as_deref().map_or(Bound::Unbounded, Bound::Excluded);
+                let row = queues.range::<&[u8]>((from, Bound::Unbounded))?.next().transpose()?;
+                let parsed = |key: &[u8]| Some((*key.first_chunk::<16>()?, *key.last_chunk::<8>()?));
+                row.map(|(key, _)| parsed(key.value()).ok_or_else(damaged)).transpose()
+            };
+            // All vaults that have some, from the turn on; each with the number before its first.
+            let (mut vaults, mut last) = (VecDeque::new(), turn);
+            for is_round in [false, true] {
+                while let Some((vault, _)) = next_of(last, u64::MAX)?.filter(|_| vaults.len() < most) {
+                    if is_round && turn.is_none_or(|turn| vault > turn.0) {
+                        break;
+                    }
+                    vaults.push_back((VaultId(vault), 0));
+                    last = Some(VaultId(vault));
+                }
+                last = None;
             }
-            Ok(unposted)
+            let (mut chosen, mut turn) = (Vec::new(), turn);
+            while let Some((vault, after)) = vaults.pop_front().filter(|_| chosen.len() < most) {
+                let next = next_of(Some(vault), after)?.filter(|(of, _)| *of == vault.0);
+                let Some(number) = next.map(|(_, number)| u64::from_be_bytes(number)) else { continue };
+                vaults.push_back((vault, number));
+                if !but.contains(&number) {
+                    let alert = alerts.get(number)?.ok_or_else(damaged)?;
+                    chosen.push(serde_json::from_slice(alert.value()).map_err(|_| damaged())?);
+                    turn = Some(vault);
+                }
+            }
+            Ok((chosen, turn))
+        })
+    }
+
+    /// Puts the alerts that are to be posted into queues, where an earlier version has not.
+    pub(super) fn fill_queues(&self) -> Result<()> {
+        let (all, queued) =
+            self.read(|read| Ok((read.open_table(UNPOSTED)?.len()?, read.open_table(QUEUES)?.len()?)))?;
+        if all == queued {
+            return Ok(());
+        }
+        self.write(|write, _| {
+            let mut alerts = Alerts::open(write)?;
+            let numbers: Vec<u64> = alerts.unposted.iter()?.map(|row| Ok(row?.0.value())).collect::<RedbResult<_>>()?;
+            for number in numbers {
+                let alert = alerts.get(number)?.ok_or_else(damaged)?;
+                alerts.queue(&alert)?;
+            }
+            Ok(())
         })
     }
 
@@ -356,7 +451,7 @@ impl State {
         self.write(|write, _| {
             let mut tables = Alerts::open(write)?;
             for alert in alerts {
-                tables.unposted.remove(alert.number)?;
+                tables.dequeue(alert)?;
                 // It may have been closed or changed meanwhile.
                 if let Some(mut alert) = tables.get(alert.number)? {
                     alert.posted = true;
@@ -380,7 +475,7 @@ impl State {
                     alerts.new.insert(alert.number, ())?;
                 }
                 if !alert.posted {
-                    alerts.unposted.insert(alert.number, ())?;
+                    alerts.queue(alert)?;
                 }
             }
             Ok(())

@@ -171,7 +171,9 @@ impl State {
             events.push(Event::AnchorPut { host: host.into(), vault: vault.to_string(), lies_in: around });
             Ok(())
         })?;
-        self.look_at_datasets()
+        // Nobody else changes the place of this vault meanwhile: its slot is locked.
+        self.places.write().set(vault, around.copied());
+        Ok(())
     }
 
     /// Whether the anchor of a vault is kept here.
@@ -183,7 +185,7 @@ impl State {
         self.read(|read| Ok(read.open_table(LEASES)?.get(&key[..])?.is_some()))
     }
 
-    /// Notes that an anchor was found here that the state did not know of.
+    /// Notes that an anchor was found here that the state did not know of. It lies where it was about to lie.
     ///
     /// # Errors
     /// [`ServerError::Database`].
@@ -199,17 +201,20 @@ impl State {
         self.keep_in_place(vault, |lies_in| Event::AnchorPut { host: host.into(), vault: vault.to_string(), lies_in })
     }
 
-    /// Notes that the anchor of a vault is kept here, where it was about to be or has been.
+    /// Notes that the anchor of a vault is kept here, where it was about to be or has been, unless others have taken
+    /// places meanwhile with which it cannot lie there.
     fn keep_in_place(&self, vault: &VaultId, event: impl FnOnce(Option<String>) -> Event) -> Result<()> {
-        self.write(|write, events| {
+        let around = self.write(|write, events| {
             let mut table = write.open_table(LEASES)?;
-            let around = take_place(&mut table, vault, &[ON_ITS_WAY, RETIRED])?.unwrap_or_default();
-            table.insert(&lease_key(vault, KEPT, 0)[..], &around[..])?;
-            let lies_in = around.try_into().map(|around| VaultId(around).to_string()).ok();
-            events.push(event(lies_in));
-            Ok(())
+            let around = take_place(&mut table, vault, &[ON_ITS_WAY, RETIRED])?;
+            let around = around.and_then(|around| around.try_into().ok()).map(VaultId);
+            let around = around.filter(|around| self.check_place(vault, around).is_ok());
+            table.insert(&lease_key(vault, KEPT, 0)[..], kept_row(around.as_ref()))?;
+            events.push(event(around.map(|around| around.to_string())));
+            Ok(around)
         })?;
-        self.look_at_datasets()
+        self.places.write().set(vault, around);
+        Ok(())
     }
 
     /// Whether the anchor of a dataset was about to be kept here, in this vault, and was not noted since.
@@ -234,7 +239,8 @@ impl State {
             }
             Ok(())
         })?;
-        self.look_at_datasets()
+        self.places.write().set(vault, None);
+        Ok(())
     }
 
     /// Notes that the anchor of a vault is no longer kept here: its sessions have ended, and no host has to report its

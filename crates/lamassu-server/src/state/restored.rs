@@ -3,7 +3,7 @@
 
 use super::keys::{self, CopiedKeys};
 use super::leases::{KEPT, RETIRED, kept_row, lease_key};
-use super::rights::{LiesIn, with_those_around};
+use super::places::{LiesIn, with_those_around};
 use super::{HOSTS, Host, LEASES, NUMBERS, RESTORED, RUNS_BEFORE, State, alerts};
 use crate::audit::{self, ChainEnd, Event};
 use crate::writing::Writing;

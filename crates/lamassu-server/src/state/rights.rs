@@ -2,26 +2,12 @@
 //! dataset is noted with the dataset's anchor.
 
 use super::leases::{KEPT, RETIRED, lease_key};
+use super::places::{LiesIn, Misplaced, with_those_around};
 use super::{Host, LEASES, State};
 use crate::Result;
 use data_encoding::HEXLOWER;
 use lamassu_format::header::VaultId;
-use std::collections::{BTreeMap, BTreeSet};
-
-/// The vault around each dataset.
-pub(super) type LiesIn = BTreeMap<VaultId, VaultId>;
-
-/// The greatest depth of nested datasets for which grants are inherited. It also ends the search if rows that were
-/// damaged, or came from different backups, form a circle.
-const DEPTH_MAX: usize = 32;
-
-/// Datasets in a vault and in its datasets. Each anchor takes a megabyte of the disk, and files while it is used.
-pub const DATASETS_MAX: usize = 4096;
-
-/// A vault, and those that it lies in, from the inside out.
-pub(super) fn with_those_around(lies_in: &LiesIn, vault: &VaultId) -> impl Iterator<Item = VaultId> {
-    std::iter::successors(Some(*vault), |inner| lies_in.get(inner).copied()).take(DEPTH_MAX)
-}
+use std::collections::BTreeSet;
 
 impl Host {
     /// Whether it may use one of these vaults.
@@ -61,23 +47,14 @@ impl State {
         self.of_kind(kind)?.into_iter().filter_map(parsed).collect()
     }
 
-    /// Brings the copy in memory up to date.
-    pub(super) fn look_at_datasets(&self) -> Result<()> {
-        // An older copy must not take the place of a newer one.
-        let _one = self.reading_lies_in.lock();
-        let lies_in = self.read_lies_in()?;
-        *self.lies_in.write() = lies_in;
-        Ok(())
-    }
-
     /// The vault that a dataset lies in; `None`: it is not known as a dataset.
     pub fn around(&self, vault: &VaultId) -> Option<VaultId> {
-        self.lies_in.read().get(vault).copied()
+        self.places.read().around().get(vault).copied()
     }
 
     /// A vault, and those that it lies in, from the inside out.
     pub fn with_those_around(&self, vault: &VaultId) -> impl Iterator<Item = VaultId> + use<> {
-        with_those_around(&self.lies_in.read(), vault).collect::<Vec<_>>().into_iter()
+        with_those_around(self.places.read().around(), vault).collect::<Vec<_>>().into_iter()
     }
 
     /// Whether anything is known of a vault: somebody was granted it, its anchor is or was here, or a dataset lies in
@@ -86,7 +63,7 @@ impl State {
         let id = vault.to_string();
         let is_granted = self.hosts().values().any(|host| host.vaults.contains(&id))
             || self.tokens.read().values().any(|pending| pending.vaults.contains(&id));
-        let has_inside = self.lies_in.read().values().any(|around| around == vault);
+        let has_inside = self.places.read().has_inside(vault);
         Ok(is_granted || has_inside || (self.knows(vault)? && !self.lay_in(vault, around)?))
     }
 
@@ -98,13 +75,22 @@ impl State {
         })
     }
 
-    /// Whether one more dataset may lie in a vault: its anchor is here as one already, or there are not too many in the
-    /// outermost vault, at any depth.
-    pub fn has_room_for(&self, dataset: &VaultId, around: &VaultId) -> bool {
-        let lies_in = &*self.lies_in.read();
-        let outermost = |vault: &VaultId| with_those_around(lies_in, vault).last();
-        let outer = outermost(around);
-        lies_in.contains_key(dataset) || lies_in.keys().filter(|one| outermost(one) == outer).count() < DATASETS_MAX
+    /// A vault, and all datasets in it, from the outside in.
+    pub fn with_those_inside(&self, vault: &VaultId) -> Vec<VaultId> {
+        self.places.read().levels(vault).concat()
+    }
+
+    /// The outermost vault around a vault; its own id, if it is no dataset.
+    pub fn outermost(&self, vault: &VaultId) -> VaultId {
+        self.with_those_around(vault).last().unwrap_or(*vault)
+    }
+
+    /// Whether a dataset may lie in a vault.
+    ///
+    /// # Errors
+    /// [`Misplaced`].
+    pub fn check_place(&self, dataset: &VaultId, around: &VaultId) -> std::result::Result<(), Misplaced> {
+        self.places.read().check(dataset, around)
     }
 
     /// Whether a vault is `around`, or lies in it.
@@ -196,24 +182,6 @@ mod tests {
         // It is put there again, and is kept.
         state.note_kept("h", &INNER, Some(&VAULT)).expect("writes");
         assert_eq!(is_spoken_for(&state)[0], [true; 2]);
-    }
-
-    #[test]
-    fn a_vault_has_so_many_datasets_at_any_depth_and_no_more() {
-        let (_dir, state) = state();
-        let dataset = |number: usize| VaultId([[9; 8], (number as u64).to_be_bytes()].concat().try_into().expect("16"));
-        let has_room = |number| [VAULT, dataset(1)].map(|around| state.has_room_for(&dataset(number), &around));
-        for number in 1..=DATASETS_MAX {
-            if [1, 2, DATASETS_MAX].contains(&number) {
-                assert_eq!(has_room(number), [true; 2]);
-            }
-            // Half of them within another one.
-            let around = if number % 2 == 0 { dataset(1) } else { VAULT };
-            state.lies_in.write().insert(dataset(number), around);
-        }
-        assert_eq!(has_room(DATASETS_MAX + 1), [false; 2]);
-        assert_eq!(has_room(DATASETS_MAX), [true; 2], "it is there");
-        assert!(state.has_room_for(&dataset(0), &INMOST), "another vault has its own");
     }
 
     #[test]

@@ -313,7 +313,7 @@ fn alerts_of_a_vault_are_bounded_and_the_rest_is_counted() {
     let left = AlertCounts { open: 2, new: 2, unposted: 2 };
     assert_eq!(state.alert_counts().expect("reads"), left);
     // Another state gets what is left, and what is to be posted of it; numbers go on.
-    state.posted(&state.unposted(0, 1).expect("reads")).expect("writes");
+    state.posted(&state.unposted(None, &BTreeSet::new(), 1).expect("reads").0).expect("writes");
     let left = AlertCounts { unposted: 1, ..left };
     let copy = tempfile::tempdir().expect("a directory");
     let copy = State::make(copy.path()).expect("opens");
@@ -324,6 +324,62 @@ fn alerts_of_a_vault_are_bounded_and_the_rest_is_counted() {
     assert_eq!(copy.take_findings((&other, "good"), &[finding("b")], 0, 10).expect("writes"), 1);
     let last = copy.alerts(0, 10).expect("reads").pop().expect("there is one");
     assert!(last.number > ALERTS_MAX && last.finding.path == "b");
+}
+
+/// Who makes datasets, and retires them, would have any number of alerts else, and others' would wait for them.
+#[test]
+fn alerts_of_datasets_are_those_of_the_vault_around_them_and_others_have_their_turn() {
+    use crate::alerts::{ALERTS_MAX, Alert, NOT_KEPT, Which};
+    let dir = tempfile::tempdir().expect("a directory");
+    let state = State::make(dir.path()).expect("opens");
+    let [vault, other] = [VaultId([1; 16]), VaultId([200; 16])];
+    state.note_kept("h", &vault, None).expect("writes");
+    let some: Vec<_> = (0..700).map(|n| finding(&n.to_string())).collect();
+    for number in 2..7 {
+        let (outer, dataset) = (VaultId([100; 16]), VaultId([number; 16]));
+        state.note_kept("h", &outer, Some(&vault)).expect("writes");
+        state.note_kept("h", &dataset, Some(&outer)).expect("writes");
+        state.take_findings((&dataset, "evil"), &some, 0, 5).expect("writes");
+        state.will_put_away(&dataset).expect("writes");
+    }
+    state.take_findings((&other, "good"), &[finding("a")], 0, 5).expect("writes");
+    assert_eq!(state.alert_counts().expect("reads").unposted, ALERTS_MAX + 2);
+    let mut kept = Vec::new();
+    state
+        .read_alerts(|some| {
+            kept.extend_from_slice(some);
+            Ok(())
+        })
+        .expect("reads");
+    let lost = kept.iter().find(|alert| alert.finding.kind == NOT_KEPT).expect("is kept");
+    assert_eq!((&lost.vault, lost.count), (&vault.to_string(), 5 * 700 - ALERTS_MAX));
+    // The other vault's comes with the first ones.
+    let unposted = |but: &BTreeSet<u64>, turn, most| state.unposted(turn, but, most).expect("reads");
+    let is_others = |alerts: &[Alert]| alerts.iter().any(|alert| alert.vault == other.to_string());
+    let (first, turn) = unposted(&BTreeSet::new(), None, 50);
+    assert!(first.len() == 50 && is_others(&first));
+    state.posted(&first).expect("writes");
+    let (second, _) = unposted(&BTreeSet::new(), turn, 50);
+    assert!(second.len() == 50 && !first.iter().any(|alert| second.contains(alert)));
+    // What was passed over does not come again.
+    let but: BTreeSet<_> = second.iter().map(|alert| alert.number).collect();
+    let (third, _) = unposted(&but, turn, 50);
+    assert!(third.len() == 50 && third.iter().all(|alert| !but.contains(&alert.number)));
+    // One by one, each vault has its turn.
+    state.take_findings((&other, "good"), &[finding("b"), finding("c")], 0, 5).expect("writes");
+    let (mut turn, mut vaults) = (None, Vec::new());
+    for _ in 0..4 {
+        let (one, last) = unposted(&BTreeSet::new(), turn, 1);
+        state.posted(&one).expect("writes");
+        vaults.push(is_others(&one));
+        turn = last;
+    }
+    assert_eq!(vaults, [false, true, false, true]);
+    // There is room again, for all of them.
+    let all = Which::All { vault: Some(VaultId([2; 16]).to_string()) };
+    assert_eq!(state.close(&all).expect("closes"), 700);
+    assert_eq!(state.take_findings((&vault, "h"), &some, 0, 6).expect("writes"), 699, "one counts what was lost");
+    assert_eq!(state.take_findings((&vault, "h"), &[finding("x")], 0, 6).expect("writes"), 0);
 }
 
 /// The server ends after it has got an anchor, or before it has put it away: at its start it finds it, and knows the
@@ -343,4 +399,19 @@ fn an_anchor_that_is_found_lies_where_it_was_put() {
         assert_eq!(state.around(&inner), Some(vault));
         state.will_put_away(&inner).expect("writes");
     }
+}
+
+/// Its put was cut off, and the vault around it was put into it before the server started again.
+#[test]
+fn an_anchor_that_is_found_does_not_lie_in_its_own_dataset() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (one, other) = (VaultId([7; 16]), VaultId([8; 16]));
+    let state = State::make(dir.path()).expect("opens");
+    state.will_keep(&one, Some(&other)).expect("writes");
+    state.note_kept("h", &other, Some(&one)).expect("writes");
+    state.note_found(&one).expect("writes");
+    assert_eq!((state.around(&one), state.around(&other)), (None, Some(one)));
+    drop(state);
+    let state = State::make(dir.path()).expect("opens");
+    assert_eq!((state.around(&one), state.with_those_inside(&one)), (None, vec![one, other]));
 }

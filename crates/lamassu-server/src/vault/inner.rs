@@ -1,6 +1,7 @@
 //! What a vault has under its lock.
 
 use super::{Told, VAULT};
+use crate::bounds::{Attends, SessionLocks};
 use crate::pauses::Pauses;
 use crate::policy::current::{LimitsCache, PolicyNo};
 use crate::recent::Recent;
@@ -64,6 +65,25 @@ pub(super) struct Attending {
     /// The policy that it knew when it began or was last granted the vault, with the limits of that and later policies.
     pub(super) knows: PolicyNo,
     pub(super) limits: LimitsCache,
+    /// The vaults around the vault, for which these limits are.
+    pub(super) lies_in: Vec<String>,
+    /// Its host's place among the vaults in which it has sessions.
+    pub(super) attends: Option<Attends>,
+    pub(super) locks: SessionLocks,
+}
+
+impl Attending {
+    /// A session without a connection.
+    pub(super) fn new(
+        (host, attends, locks): (String, Option<Attends>, SessionLocks),
+        used: Use,
+        heard: Millis,
+        knows: PolicyNo,
+    ) -> Attending {
+        let (connections, replies, is_out) = (0, None, false);
+        let (limits, lies_in) = Default::default();
+        Attending { host, used, heard, connections, replies, is_out, knows, limits, lies_in, attends, locks }
+    }
 }
 
 impl Inner {
@@ -80,8 +100,19 @@ impl Inner {
             // What is durable of them goes with the anchor.
             Standing::GivenUp => self.sessions.clear(),
             Standing::Good | Standing::InDoubt | Standing::Closed => {
-                self.sessions.values_mut().for_each(|session| session.replies = None);
+                for session in self.sessions.values_mut() {
+                    // The object that is opened next counts what there is.
+                    (session.replies, session.attends) = (None, None);
+                    session.locks.set(0);
+                }
             }
+        }
+    }
+
+    /// Counts the locks of a session.
+    pub(super) fn count_locks(&mut self, session: SessionId) {
+        if let Some(one) = self.sessions.get_mut(&session) {
+            one.locks.set(self.leases.locks_of(session));
         }
     }
 

@@ -1,5 +1,6 @@
 use super::*;
 use crate::audit::Event;
+use crate::bounds::{Bounds, LOCKS_OF_HOST};
 use crate::state::Pending;
 use lamassu_anchor::row::{Content, Sealed};
 use lamassu_anchor::table::{MemoryTable, Space, Visit};
@@ -35,7 +36,7 @@ fn common(dir: &std::path::Path) -> (Common, Caller) {
     let (terms, metrics) = (Terms::DEFAULT, Metrics::default());
     std::fs::write(dir.join("policy.toml"), "").unwrap();
     let policies = Arc::new(Policies::start(dir, terms, (state.clone(), metrics.clone())).unwrap());
-    (Common { state, metrics, policies, pauses: Arc::default() }, caller)
+    (Common { state, metrics, policies, pauses: Arc::default(), bounds: Bounds::new(9) }, caller)
 }
 
 fn open(table: Arc<dyn Table>, common: &Common) -> Vault {
@@ -213,7 +214,7 @@ fn a_new_connection_hears_nothing_that_was_decided_before_its_report() {
         let mut resume = || {
             let (replies, mut told) = channel(REPLIES_MAX);
             let report = Call::Resume { held: Vec::new(), kept: Vec::new(), locks: Vec::new() };
-            let begun = vault.resumes(&caller.name, line.session, report, replies);
+            let begun = vault.resumes(&caller, line.session, report, replies);
             line = begun.unwrap_or_else(|_| panic!("the session lasts")).line;
             // Nothing was asked on it yet.
             (line, told.try_recv().ok())
@@ -229,4 +230,59 @@ fn a_new_connection_hears_nothing_that_was_decided_before_its_report() {
         resume();
         assert_eq!(told, None);
     });
+}
+
+/// A grant that ends while the call waits ends no session of a vault that is not open then.
+#[test]
+fn who_has_lost_its_grant_resumes_no_session() {
+    let dir = tempfile::tempdir().unwrap();
+    let (common, caller) = common(dir.path());
+    let vault = open(table(), &common);
+    let (line, _told) = begin(&vault, &caller);
+    let resumes = || {
+        let report = Call::Resume { held: Vec::new(), locks: Vec::new() };
+        vault.resumes(&caller, line.session, report, channel(REPLIES_MAX).0)
+    };
+    assert!(resumes().is_ok());
+    common.state.grant("one", &ID.to_string(), false).unwrap();
+    assert!(matches!(resumes(), Err(Refused::Unknown)));
+    common.state.grant("one", &ID.to_string(), true).unwrap();
+    assert!(resumes().is_ok(), "the session was not touched");
+}
+
+/// It may have them in any number of vaults, and by any number of sessions.
+#[test]
+fn a_host_has_no_more_locks_in_all_vaults_than_it_may() {
+    let dir = tempfile::tempdir().unwrap();
+    let (common, caller) = common(dir.path());
+    let vault = open(table(), &common);
+    let (line, mut told) = begin(&vault, &caller);
+    let mut elsewhere = common.bounds.locks.of_session("one");
+    let mut answer = |call: Call| {
+        assert!(vault.call(line, call).is_ok());
+        match told.try_recv() {
+            Ok((Reply::Lock { answer, .. }, _)) => answer,
+            other => panic!("{other:?}"),
+        }
+    };
+    elsewhere.set(LOCKS_OF_HOST - 1);
+    assert_eq!(answer(lock(1)), LockAnswer::Done, "the last one");
+    assert_eq!(answer(lock(2)), LockAnswer::TooMany);
+    assert_eq!(answer(Call::Unlock { request: RequestNo(3), key: KEY, range: Range::ALL }), LockAnswer::Done);
+    assert_eq!(answer(lock(4)), LockAnswer::Done, "there is room again");
+    // Nor does it get more by a report.
+    let report = |count: u64| {
+        let one =
+            |at: u64| Lock { key: KEY, range: Range::new(2 * at, 2 * at).unwrap(), mode: Mode::Exclusive, pid: 1 };
+        let report = Call::Resume { held: Vec::new(), locks: (0..count).map(one).collect() };
+        assert!(vault.resumes(&caller, line.session, report, channel(REPLIES_MAX).0).is_ok());
+        vault.inner.lock().leases.locks_of(line.session) as u64
+    };
+    elsewhere.set(0);
+    assert_eq!(report(8000), 8000);
+    elsewhere.set(LOCKS_OF_HOST);
+    assert_eq!(report(8000), 8000, "those it has");
+    elsewhere.set(2 * LOCKS_OF_HOST);
+    assert_eq!(report(8000), 0, "it cannot have them: the session ends");
+    assert!(!vault.inner.lock().leases.is_alive(line.session));
 }

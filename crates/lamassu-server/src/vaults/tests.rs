@@ -1,13 +1,15 @@
+use super::opening::{OPEN_MANY, close};
 use super::*;
 use crate::ServerError;
 use crate::anchor_store::{self, Files, file_of};
+use crate::bounds::Bounds;
 use crate::metrics::Metrics;
 use crate::policy::Policies;
 use crate::state::Pending;
 use crate::vault::{REPLIES_MAX, VAULT};
 use lamassu_anchor::row::{Content, Sealed};
 use lamassu_anchor::table::DiskTable;
-use lamassu_anchor::{Digest, ObjectId, Row, Token, TokenKey, VaultRow};
+use lamassu_anchor::{AnchorError, Digest, ObjectId, Row, Token, TokenKey, VaultRow};
 use lamassu_keys::unix_now;
 use lamassu_lease::{Call, Mode, RequestNo};
 use std::path::{Path, PathBuf};
@@ -47,8 +49,8 @@ fn vaults(dir: &Path) -> (Vaults, Caller) {
     let (terms, metrics) = (Terms::DEFAULT, Metrics::default());
     std::fs::write(dir.join("policy.toml"), "").unwrap();
     let policies = Arc::new(Policies::start(dir, terms, (state.clone(), metrics.clone())).unwrap());
-    let common = Common { state, metrics, policies, pauses: Arc::default() };
-    (Vaults { unused: 0, ..Vaults::new(anchors, terms, common) }, caller)
+    let common = Common { state, metrics, policies, pauses: Arc::default(), bounds: Bounds::new(2) };
+    (Vaults { unused: 0, ..Vaults::new(anchors, terms, common, 100) }, caller)
 }
 
 fn attend(vaults: &Vaults, caller: &Caller, id: &VaultId) -> (Arc<Vault>, Begun) {
@@ -80,7 +82,10 @@ fn a_vault_is_open_while_it_has_sessions() {
         drop(other);
         assert!(vaults.tick().is_ok());
         assert_eq!(open(&vaults), VAULTS[..1]);
-        assert_eq!(vaults.slots.lock().len(), 1, "nothing is left of the others");
+        // Nothing is left of the others, once they are closed.
+        while vaults.slots.lock().len() > 1 {
+            assert!(vaults.tick().is_ok());
+        }
         // It is opened again, also while it is being closed.
         let (vault, _) = attend(&vaults, &caller, &VAULTS[1]);
         let rows = vault.table_to_look_at();
@@ -238,4 +243,100 @@ fn a_put_that_was_in_doubt_is_noted_when_it_is_repeated() {
             assert_eq!(vaults.state().around(&id), around);
         }
     }
+}
+
+/// All rows of the anchor of a vault.
+fn rows(vaults: &Vaults, id: &VaultId) -> Vec<Change> {
+    let table = vaults.vault(id).unwrap_or_else(|_| panic!("opens")).table_to_look_at();
+    let mut rows = Vec::new();
+    let visited = table.visit_all(|space, key, value| {
+        rows.push(Change { space, key: key.to_vec(), value: Some(value.to_vec()) });
+        Ok::<(), AnchorError>(())
+    });
+    visited.unwrap();
+    rows
+}
+
+/// Who may use two vaults could else put each into the other. Nothing would bound the datasets in them.
+#[test]
+fn a_vault_is_not_put_into_its_own_dataset() {
+    let dir = tempfile::tempdir().unwrap();
+    let (vaults, caller) = vaults(dir.path());
+    let (vaults, [one, two, _]) = (Arc::new(vaults), VAULTS);
+    let of = [one, two].map(|id| rows(&vaults, &id));
+    let begin = |id, around| vaults.begin_put(&caller, &id, None, Some(around)).unwrap_or_else(|_| panic!("begins"));
+    // Both begin while nothing lies in anything.
+    let (mut first, mut second) = (begin(one, two), begin(two, one));
+    for (put, rows) in [(&mut first, &of[0]), (&mut second, &of[1])] {
+        put.take(rows).unwrap_or_else(|_| panic!("takes"));
+    }
+    vaults.forget(&one).unwrap_or_else(|_| panic!("retires"));
+    first.finish(&caller).unwrap_or_else(|_| panic!("puts"));
+    assert_eq!(vaults.state().around(&one), Some(two));
+    vaults.forget(&two).unwrap_or_else(|_| panic!("retires"));
+    assert!(matches!(second.finish(&caller), Err(Refused::NotGranted)));
+    assert!(matches!(vaults.begin_put(&caller, &two, None, Some(one)), Err(Refused::NotGranted)));
+    assert_eq!(vaults.state().around(&two), None);
+    let mut alone = vaults.begin_put(&caller, &two, None, None).unwrap_or_else(|_| panic!("begins"));
+    assert!(alone.take(&of[1]).is_ok() && alone.finish(&caller).is_ok());
+}
+
+/// Each takes files of the process, also while nobody is connected: a host could else take all of them.
+#[test]
+fn a_host_has_sessions_in_so_many_vaults_and_leaves_others_theirs() {
+    let dir = tempfile::tempdir().unwrap();
+    {
+        let (vaults, caller) = vaults(dir.path());
+        let begin = |id: &VaultId, caller: &Caller| {
+            let none = (Use::ByTurns, SessionId(u64::MAX));
+            vaults.begin(id, caller, none, channel(REPLIES_MAX).0).map(|(vault, begun)| (vault, begun.line))
+        };
+        let [one, two, three] = VAULTS.map(|id| begin(&id, &caller));
+        let (Ok(_one), Ok((vault, line))) = (one, two) else { panic!("two are as many as it may") };
+        assert!(matches!(three, Err(Refused::TooMuch(_))));
+        assert!(begin(&VAULTS[1], &caller).is_ok_and(|(vault, more)| vault.call(more, Call::Leave).is_ok()));
+        assert!(begin(&VAULTS[2], &caller).is_err(), "it still has the first session there");
+        assert!(vault.call(line, Call::Leave).is_ok());
+        assert!(begin(&VAULTS[2], &caller).is_ok(), "it has left one");
+    }
+    // After a restart it still has them.
+    let (vaults, caller) = vaults(dir.path());
+    assert!(vaults.open_attended().is_ok());
+    let none = (Use::ByTurns, SessionId(u64::MAX));
+    assert!(matches!(vaults.begin(&VAULTS[1], &caller, none, channel(1).0), Err(Refused::TooMuch(_))));
+    assert!(vaults.begin(&VAULTS[0], &caller, none, channel(1).0).is_ok());
+}
+
+#[test]
+fn of_the_vaults_that_may_be_open_those_that_nobody_uses_give_way() {
+    let dir = tempfile::tempdir().unwrap();
+    let (vaults, caller) = vaults(dir.path());
+    let vaults = Vaults { unused: UNUSED, room: Room::of(2), ..vaults };
+    let use_once = |id: &VaultId| vaults.vault_for(&caller, id).map(drop);
+    let (used, _) = attend(&vaults, &caller, &VAULTS[0]);
+    drop(used);
+    assert!(use_once(&VAULTS[1]).is_ok() && use_once(&VAULTS[2]).is_ok());
+    assert_eq!(open(&vaults), [VAULTS[0], VAULTS[2]], "it has a session");
+    let _other = attend(&vaults, &caller, &VAULTS[2]);
+    assert!(matches!(use_once(&VAULTS[1]), Err(Refused::TooMuch(_))));
+    assert!(vaults.vault(&VAULTS[1]).is_ok(), "an administrator is refused nothing");
+    assert!(use_once(&VAULTS[0]).is_ok(), "nor is who has one open");
+}
+
+/// An administrator's command looks at all slots.
+#[test]
+fn while_a_vault_is_closed_its_slot_is_free_and_nobody_opens_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let (vaults, _) = vaults(dir.path());
+    assert!(vaults.vault(&VAULTS[0]).is_ok());
+    let slot = vaults.slot(&VAULTS[0]);
+    let closing = close(&slot, 0, None).expect("nobody uses it");
+    // Its file is not even looked for.
+    let (file, elsewhere) = (anchor(dir.path(), &VAULTS[0]), dir.path().join("elsewhere"));
+    std::fs::rename(&file, &elsewhere).unwrap();
+    assert!(matches!(vaults.vault_in(&VAULTS[0], &mut slot.lock(), true), Err(Refused::NotNow)));
+    assert!(open(&vaults).is_empty() && !vaults.is_open(&VAULTS[0]));
+    std::fs::rename(&elsewhere, &file).unwrap();
+    drop(closing);
+    assert!(vaults.vault(&VAULTS[0]).is_ok());
 }

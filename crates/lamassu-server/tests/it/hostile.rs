@@ -388,3 +388,18 @@ fn a_session_gets_nothing_without_bound() {
     a.write("f", "one").unwrap();
     a.umount().ok();
 }
+
+/// Whoever reaches the address of monitoring could else keep it from answering.
+#[test]
+fn connections_that_ask_nothing_are_not_in_the_way_of_monitoring() {
+    let lab = Lab::new();
+    let connect = || std::net::TcpStream::connect(("127.0.0.1", lab.metrics)).unwrap();
+    let mut idle: Vec<_> = (0..100).map(|_| connect()).collect();
+    for stream in &mut idle[50..] {
+        stream.write_all(b"GET /health HTTP/1.1\r\nHost: ").unwrap_or_default();
+    }
+    for path in ["/health", "/metrics"] {
+        assert_eq!(lab.asked(path).0, 200);
+    }
+    drop(idle);
+}

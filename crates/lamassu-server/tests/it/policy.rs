@@ -221,6 +221,40 @@ fn what_was_under_way_is_not_damaged_by_a_policy() {
     assert!(!b.run(&repair).ok().out.contains("harmless"));
 }
 
+/// Else who may use a vault would make a dataset in it, to keep there what the rule forbids.
+#[test]
+fn a_rule_for_a_vault_holds_in_the_datasets_in_it() {
+    let lab = Lab::new();
+    let ([a, b], id) = shared(&lab);
+    a.run("dataset create m-a/ds").ok();
+    a.run("dataset create m-a/ds/inner").ok();
+    a.write("ds/inner/encrypted", "secret").unwrap();
+    let set =
+        |host: Host<'_>, path: &str| host.run(&format!("profile set --protect none m-{}/ds/inner {path}", host.name));
+    a.write("ds/inner/plain", "before the rule").unwrap();
+    set(a, "plain").ok();
+    let rule = format!("[[rule]]\nname = \"no plain\"\nvaults = [{id:?}]\nrequire.protections = [\"both\"]\n");
+    reload(&lab, &rule, true);
+    // What is there is named, and where it is.
+    let check = |vault: &str| lab.serve(&["policy", "check", &format!("@{vault}")]);
+    let found = check(&id).code(76);
+    assert!(found.out.contains(" in dataset ") && found.out.lines().count() == 1, "{found:?}");
+    let dataset = found.out.split_whitespace().nth(4).unwrap();
+    check(dataset).code(76);
+    lab.serve(&["policy", "test", "@a", &format!("@{dataset}"), "@none"]).code(76);
+    lab.serve(&["policy", "test", "@a", &format!("@{dataset}"), "@both"]).ok();
+    until("the host is told", || set(b, "encrypted").code == 76);
+    fs::write(b.file("ds/inner/encrypted"), "again").unwrap();
+    let plain = File::options().append(true).open(b.file("ds/inner/plain"));
+    assert_eq!(plain.unwrap_err().raw_os_error(), EPERM);
+    assert_eq!(fs::read_to_string(b.file("ds/inner/plain")).unwrap(), "before the rule");
+    // An exception holds in them, too.
+    reload(&lab, &rule.replace(&format!("[{id:?}]"), &format!("[\"*\", \"!{id}\"]")), true);
+    check(&id).ok();
+    until("the host is told", || set(b, "encrypted").code == 0);
+    unmounted_and_checked(&lab, &[a, b]);
+}
+
 #[test]
 fn a_vault_that_is_forbidden_is_read_and_not_used() {
     let lab = Lab::new();

@@ -51,6 +51,8 @@ pub(super) struct Backend {
     kept_free: AtomicU64,
     /// Bytes written to the database.
     written: AtomicU64,
+    /// Bytes of the file that redb caches.
+    pub cache_bytes: usize,
     #[cfg(test)]
     pub fails: Mutex<Option<Fails>>,
     #[cfg(test)]
@@ -92,7 +94,7 @@ pub(super) struct Fails {
 }
 
 impl Backend {
-    pub fn new(file: File) -> io::Result<Backend> {
+    pub fn new(file: File, cache_bytes: usize) -> io::Result<Backend> {
         let mut header = vec![0; HEADER_LEN];
         match file.read_exact_at(&mut header, DATABASE_AT) {
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => header.clear(),
@@ -107,6 +109,7 @@ impl Backend {
             short_of: AtomicU64::new(0),
             kept_free: AtomicU64::new(KEPT_FREE),
             written: AtomicU64::new(0),
+            cache_bytes,
             #[cfg(test)]
             fails: Mutex::new(None),
             #[cfg(test)]

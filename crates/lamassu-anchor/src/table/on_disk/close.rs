@@ -7,6 +7,7 @@
 //!   unchanged, and the next process repairs the database as after any kill. So its errors are ignored.
 //! * It reads all of the database, and writes less than that. So it comes after a process that has written a good part
 //!   of it itself, and not in a database beyond [`COMPACTED_LEN_MAX`].
+//! * Who opens and closes a file again and again leaves it as it is ([`DiskTable::staying_loose`]).
 //! * Where another process reads, pages cannot be moved: then it is left to the next writer.
 
 use super::role::{Handle, Role};
@@ -62,7 +63,7 @@ impl Drop for DiskTable {
             std::mem::forget(handle);
             return;
         }
-        if let Some(Handle::Writer(database)) = &mut handle {
+        if let Some(Handle::Writer(database)) = handle.as_mut().filter(|_| !self.stays_loose) {
             // Nothing of the vault depends on it; see the module's head.
             let _ = fenced(|| self.compact(database));
         }

@@ -5,7 +5,7 @@ use redb::{Builder, ConcurrencyMode, Database, ReadOnlyDatabase, ReadTransaction
 use std::io;
 use std::sync::Arc;
 
-/// Bytes of the file that redb caches.
+/// Bytes of the file that redb caches, unless the caller has very many tables.
 pub(super) const CACHE_BYTES: usize = 16 << 20;
 
 /// How a reading process shares the file with a writer.
@@ -53,7 +53,7 @@ impl Role {
             Role::Reader(Readers::InsteadOfWriter) => ConcurrencyMode::ExclusiveWriter,
         };
         let mut builder = Builder::new();
-        builder.set_cache_size(CACHE_BYTES).set_concurrency_mode(mode);
+        builder.set_cache_size(backend.cache_bytes).set_concurrency_mode(mode);
         let backend = Shared(backend.clone());
         match self {
             Role::Writer => builder.create_with_backend(backend).map(Handle::Writer),

@@ -297,6 +297,17 @@ fn a_close_gives_back_what_is_free() {
     assert!(again < closed + closed / 8, "{closed} became {again}");
 }
 
+/// Who opens it again at once would wait for that.
+#[test]
+fn one_that_stays_loose_is_closed_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("anchor");
+    let table = filled(&path).staying_loose();
+    let open = len(&path);
+    drop(table);
+    assert_eq!(len(&path), open);
+}
+
 /// Where another process reads, pages stay where they are, and the next writer that has much to write moves them.
 #[test]
 fn a_close_beside_a_reader_moves_nothing_under_it() {

@@ -1,0 +1,219 @@
+//! How vaults are opened and closed. One that is open takes two of the files that the process may open, and memory. So
+//! there are only so many: one that nobody uses gives way to one that is used.
+//!
+//! Closing waits for the disk. Meanwhile the slot says so, and is not locked: who wants the vault waits a moment, and
+//! administrators for no vault at all.
+
+use super::{Standing, VaultSlot, Vaults};
+use crate::caller::Caller;
+use crate::counts::{Counted, Counts};
+use crate::refused::{Answer, Lost, Refused};
+use crate::vault::Vault;
+use lamassu_anchor::AnchorError;
+use lamassu_format::header::VaultId;
+use parking_lot::{Mutex, MutexGuard};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// ms. A vault without sessions is closed after this time. Before that it can send the newest changes alone.
+pub(super) const UNUSED: u64 = 600_000;
+/// While more are open, those without sessions are closed as soon as possible.
+pub(super) const OPEN_MANY: usize = 1000;
+/// Vaults that are being closed at once because nobody uses them: disks have other work.
+const CLOSING_AT_ONCE: usize = 4;
+/// How long an opening waits for who closes the same anchor.
+const CLOSED_WITHIN: Duration = Duration::from_millis(500);
+const AGAIN_AFTER: Duration = Duration::from_millis(20);
+
+pub(super) type Slot = Arc<Mutex<VaultSlot>>;
+
+/// How many vaults are open, and may be.
+#[derive(Default)]
+pub(super) struct Room {
+    most: usize,
+    open: Counts<()>,
+    closing: Counts<()>,
+}
+
+impl Room {
+    pub fn of(most: usize) -> Room {
+        Room { most, ..Room::default() }
+    }
+
+    /// Room for one more. For the server itself there always is: it opens few at a time, or those that have sessions.
+    fn take(&self, is_for_host: bool) -> Option<Counted<()>> {
+        self.open.one_more(&(), if is_for_host { self.most } else { usize::MAX })
+    }
+}
+
+/// A vault that is being closed. When this is dropped, it is closed, and can be opened again.
+pub(super) struct Closing {
+    slot: Slot,
+    vault: Option<Arc<Vault>>,
+    _one: Option<Counted<()>>,
+}
+
+impl Drop for Closing {
+    fn drop(&mut self) {
+        self.vault = None;
+        let slot = &mut *self.slot.lock();
+        if matches!(slot, VaultSlot::Closing) {
+            *slot = VaultSlot::Closed;
+        }
+    }
+}
+
+/// Takes the vault out of its slot, if it has had no user for `unused` ms.
+pub(super) fn close(slot: &Slot, unused: u64, one: Option<Counted<()>>) -> Option<Closing> {
+    let place = &mut *slot.try_lock()?;
+    // Others get it from the slot alone, which is locked.
+    let is_unused = |vault: &Arc<Vault>| Arc::strong_count(vault) == 1 && vault.close_if_unused(unused);
+    match place {
+        VaultSlot::Open(vault) if is_unused(vault) => match std::mem::replace(place, VaultSlot::Closing) {
+            VaultSlot::Open(vault) => Some(Closing { slot: slot.clone(), vault: Some(vault), _one: one }),
+            VaultSlot::Closed | VaultSlot::Closing | VaultSlot::BeingPut => None,
+        },
+        VaultSlot::Open(_) | VaultSlot::Closed | VaultSlot::Closing | VaultSlot::BeingPut => None,
+    }
+}
+
+impl Vaults {
+    pub(super) fn slot(&self, id: &VaultId) -> Slot {
+        self.slots.lock().entry(*id).or_default().clone()
+    }
+
+    /// The open vaults, among the slots that `lock` can lock.
+    pub(super) fn opened<'a>(
+        slots: &'a [Slot],
+        lock: impl Fn(&'a Mutex<VaultSlot>) -> Option<MutexGuard<'a, VaultSlot>>,
+    ) -> Vec<Arc<Vault>> {
+        let vault = |slot: &'a Slot| match &*lock(slot)? {
+            VaultSlot::Open(vault) => Some(vault.clone()),
+            VaultSlot::Closed | VaultSlot::Closing | VaultSlot::BeingPut => None,
+        };
+        slots.iter().filter_map(vault).collect()
+    }
+
+    pub(super) fn slots(&self) -> Vec<Slot> {
+        self.slots.lock().values().cloned().collect()
+    }
+
+    /// Whether a vault is open, or may be at this moment.
+    pub fn is_open(&self, id: &VaultId) -> bool {
+        let slot = self.slots.lock().get(id).cloned();
+        slot.is_some_and(|slot| slot.try_lock().is_none_or(|slot| matches!(*slot, VaultSlot::Open(_))))
+    }
+
+    /// Closes a vault that nobody uses, at once.
+    pub fn close_unused(&self, id: &VaultId) {
+        drop(close(&self.slot(id), 0, None));
+    }
+
+    /// A vault, which is opened if necessary; for the server itself.
+    ///
+    /// # Errors
+    /// [`Refused::Unknown`], [`Refused::NotNow`], [`Refused::Failed`], [`Refused::Lost`].
+    pub fn vault(&self, id: &VaultId) -> Answer<Arc<Vault>> {
+        self.vault_when_closed(id, false)
+    }
+
+    /// The same for a host. A vault that the host may not use is unknown to it.
+    ///
+    /// # Errors
+    /// As [`Vaults::vault`]; [`Refused::TooMuch`].
+    pub fn vault_for(&self, caller: &Caller, id: &VaultId) -> Answer<Arc<Vault>> {
+        match self.state().may_use(&caller.key, id) {
+            true => self.vault_when_closed(id, true),
+            false => Err(Refused::Unknown),
+        }
+    }
+
+    /// Waits while it is being closed, and while others must be closed first; with no slot locked.
+    fn vault_when_closed(&self, id: &VaultId, is_for_host: bool) -> Answer<Arc<Vault>> {
+        let until = Instant::now() + CLOSED_WITHIN;
+        loop {
+            let slot = self.slot(id);
+            let answer = self.vault_in(id, &mut slot.lock(), is_for_host);
+            match answer {
+                Err(Refused::NotNow) if Instant::now() < until => std::thread::sleep(AGAIN_AFTER),
+                Err(Refused::TooMuch(_)) if Instant::now() < until && self.close_one_unused() => {}
+                answer => return answer,
+            }
+        }
+    }
+
+    /// The same, with its slot locked. Waits for nobody.
+    pub(super) fn vault_in(&self, id: &VaultId, slot: &mut VaultSlot, is_for_host: bool) -> Answer<Arc<Vault>> {
+        match slot {
+            VaultSlot::Open(vault) if vault.standing() == Standing::Good => return Ok(vault.clone()),
+            // Another user of its table keeps it open for a moment.
+            VaultSlot::Open(_) | VaultSlot::Closed => *slot = VaultSlot::Closed,
+            VaultSlot::Closing => return Err(Refused::NotNow),
+            VaultSlot::BeingPut => return Err(Refused::Unknown),
+        }
+        let vault = self.open(id, is_for_host).inspect_err(|refused| {
+            if let Refused::Failed(error) = refused {
+                tracing::error!(anchor = %self.anchors.name(id), %error, "this anchor cannot be used; the others are served");
+            }
+        });
+        let vault = Arc::new(vault?);
+        *slot = VaultSlot::Open(vault.clone());
+        Ok(vault)
+    }
+
+    fn open(&self, id: &VaultId, is_for_host: bool) -> Answer<Vault> {
+        let room = self.room.take(is_for_host);
+        let room = room.ok_or(Refused::TooMuch("the server has as many vaults open as it may"))?;
+        let table = match self.anchors.open(id) {
+            Err(AnchorError::Missing { .. }) => return Err(Refused::Unknown),
+            Err(AnchorError::Locked { .. }) => return Err(Refused::NotNow),
+            table => table?,
+        };
+        Ok(Vault::open(*id, table, self.terms, self.common.clone())?.taking(room))
+    }
+
+    /// Closes the vault that has been without users for the longest time. False: there is none.
+    fn close_one_unused(&self) -> bool {
+        let slots = self.slots();
+        let unused = slots.iter().filter_map(|slot| match &*slot.try_lock()? {
+            VaultSlot::Open(vault) if Arc::strong_count(vault) == 1 => Some((vault.unused_since()?, slot)),
+            VaultSlot::Open(_) | VaultSlot::Closed | VaultSlot::Closing | VaultSlot::BeingPut => None,
+        });
+        let oldest = unused.min_by_key(|(since, _)| *since);
+        oldest.is_some_and(|(_, slot)| {
+            drop(close(slot, 0, None));
+            true
+        })
+    }
+
+    /// Lets time pass for all open vaults, and closes some of those that are not used.
+    ///
+    /// # Errors
+    /// [`Lost`].
+    pub fn tick(&self) -> std::result::Result<(), Lost> {
+        // A vault that is being opened is skipped: its time advances with the next tick.
+        let slots = self.slots();
+        let opened = Vaults::opened(&slots, Mutex::try_lock);
+        opened.iter().try_for_each(|vault| vault.tick())?;
+        let unused = self.may_be_unused(opened.len());
+        drop(opened);
+        for slot in &slots {
+            let Some(one) = self.room.closing.one_more(&(), CLOSING_AT_ONCE) else { break };
+            if let Some(closing) = close(slot, unused, Some(one)) {
+                let _ = std::thread::Builder::new().name("close".into()).spawn(move || drop(closing));
+            }
+        }
+        drop(slots);
+        // Who uses a slot has got it under this lock.
+        let is_free = |slot: &VaultSlot| matches!(slot, VaultSlot::Closed);
+        self.slots
+            .lock()
+            .retain(|_, slot| Arc::strong_count(slot) > 1 || !slot.try_lock().is_some_and(|it| is_free(&it)));
+        Ok(())
+    }
+
+    /// How long a vault stays open without sessions while so many are open, ms.
+    pub(super) fn may_be_unused(&self, open: usize) -> u64 {
+        if open > OPEN_MANY { 0 } else { self.unused }
+    }
+}
