@@ -47,6 +47,7 @@ fn is_kept(finding: Finding) {
     let alert = Alert {
         number: 1,
         vault: "00".repeat(16),
+        outermost: Some("01".repeat(16)),
         count: u64::MAX,
         first: 1,
         last: 2,

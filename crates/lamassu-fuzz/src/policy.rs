@@ -15,7 +15,8 @@ pub fn policy(input: &[u8]) {
             let Ok(policy) = parse(text) else { return };
             for suite in Suite::ALL {
                 let (host, vault) = ("node1".into(), "5f0c3a527b1e4c8d9a510d2f6b7c8e90".into());
-                let subject = Subject { host, vault, suite, domain: Domain::Zone };
+                let around = vec!["9e0c3a527b1e4c8d9a510d2f6b7c8e91".into()];
+                let subject = Subject { host, vault, around, suite, domain: Domain::Zone };
                 let limits = policy.limits(&subject);
                 assert_eq!(
                     Limits::from_proto(&limits.to_proto()).as_ref(),

@@ -101,8 +101,8 @@ impl Anchor {
         asking.objects.iter().any(|object| state.queued.is_late(*object, asking.covered))
     }
 
-    /// Takes the changes of one member out of the queue. False: it has a newer entry, and nothing is taken. `None`: they
-    /// weigh more than `most`, and nothing is taken.
+    /// Takes the changes of one member out of the queue. False: it has a newer entry, and nothing is taken. `None`:
+    /// they weigh more than `most`, and nothing is taken.
     fn take_asked(&self, state: &mut State, asking: &Asking, into: &mut Layer, most: usize) -> Result<Option<bool>> {
         let Asking { objects, covered, even_if_late, .. } = asking;
         if !even_if_late && objects.iter().any(|object| state.queued.is_late(*object, *covered)) {

@@ -248,7 +248,7 @@ mod tests {
     /// Whether a plain file is forbidden to a session that was told of this policy last.
     fn forbids(policies: &Policies, knows: PolicyNo) -> bool {
         let (suite, domain) = (Suite::Aes, Domain::Zone);
-        let subject = Subject { host: "a".into(), vault: "00".repeat(16), suite, domain };
+        let subject = Subject { host: "a".into(), vault: "00".repeat(16), around: Vec::new(), suite, domain };
         let plain = Profile::of_number(3).expect("none");
         let limits = policies.limits(&subject, knows, &mut LimitsCache::default());
         limits.iter().all(|limits| limits.forbids(plain).is_some())

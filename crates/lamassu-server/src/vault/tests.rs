@@ -240,7 +240,7 @@ fn who_has_lost_its_grant_resumes_no_session() {
     let vault = open(table(), &common);
     let (line, _told) = begin(&vault, &caller);
     let resumes = || {
-        let report = Call::Resume { held: Vec::new(), locks: Vec::new() };
+        let report = Call::Resume { held: Vec::new(), kept: Vec::new(), locks: Vec::new() };
         vault.resumes(&caller, line.session, report, channel(REPLIES_MAX).0)
     };
     assert!(resumes().is_ok());
@@ -274,7 +274,7 @@ fn a_host_has_no_more_locks_in_all_vaults_than_it_may() {
     let report = |count: u64| {
         let one =
             |at: u64| Lock { key: KEY, range: Range::new(2 * at, 2 * at).unwrap(), mode: Mode::Exclusive, pid: 1 };
-        let report = Call::Resume { held: Vec::new(), locks: (0..count).map(one).collect() };
+        let report = Call::Resume { held: Vec::new(), kept: Vec::new(), locks: (0..count).map(one).collect() };
         assert!(vault.resumes(&caller, line.session, report, channel(REPLIES_MAX).0).is_ok());
         vault.inner.lock().leases.locks_of(line.session) as u64
     };
