@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 use zeroize::Zeroizing;
 
 const MAGIC: u32 = 0xF5;
-/// `_IO(0xF5, 0x4c)`
+/// `_IO(0xF5, 0x4c)`: until a thaw; also makes a freeze last so that this open directory has asked for.
 pub const LAMASSU_IOC_FREEZE: u32 = MAGIC << 8 | 0x4c;
 /// `_IO(0xF5, 0x4f)`: until the open directory that is asked is closed, also by the end of the process that opened it.
 pub const LAMASSU_IOC_FREEZE_WHILE_OPEN: u32 = MAGIC << 8 | 0x4f;
@@ -200,12 +200,15 @@ impl Root {
     }
 
     /// Makes everything written so far arrive in the backing store, including dirty pages of the kernel, and holds
-    /// further changes back until [`Root::thaw`]. Reads go on.
+    /// further changes back until [`Root::thaw`]. Reads go on. If this process is killed before this returns, nothing
+    /// stays frozen.
     ///
     /// # Errors
     /// [`ControlError`].
     pub fn freeze(&self) -> Result<(), ControlError> {
-        self.freeze_by(LAMASSU_IOC_FREEZE)
+        // The kernel lets nobody out of a request that the daemon has: who is killed meanwhile ends after the answer.
+        self.freeze_while_open()?;
+        self.plain_call(LAMASSU_IOC_FREEZE, "freeze")
     }
 
     /// The same, until this is dropped. The freeze also ends if this process dies.
@@ -213,15 +216,11 @@ impl Root {
     /// # Errors
     /// [`ControlError`].
     pub fn freeze_while_open(&self) -> Result<(), ControlError> {
-        self.freeze_by(LAMASSU_IOC_FREEZE_WHILE_OPEN)
-    }
-
-    fn freeze_by(&self, request: u32) -> Result<(), ControlError> {
         if self.status()?.frozen {
             return Err(ControlError::AlreadyFrozen);
         }
         self.write_back()?;
-        self.plain_call(request, "freeze")
+        self.plain_call(LAMASSU_IOC_FREEZE_WHILE_OPEN, "freeze")
     }
 
     /// Ends a freeze.

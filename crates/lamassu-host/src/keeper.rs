@@ -5,6 +5,7 @@ mod by_turns;
 mod frozen;
 
 pub use by_turns::TurnOpening;
+pub(crate) use frozen::headers_below;
 
 use crate::anchors::{self, Access, NewTrees, check};
 use crate::control::counters::{Counters, Operation};
@@ -492,8 +493,12 @@ impl Opener for Keeper {
         frozen::stored_datasets(self).map_err(of_turns)
     }
 
-    fn hold(&self, dataset: &VaultId, around: &VaultId) -> lamassu_vault::Result<Option<Box<dyn HeldDataset>>> {
-        frozen::hold_dataset(&self.policy.anchors, &self.holding, (dataset, around)).map_err(of_turns)
+    fn hold(
+        &self,
+        dataset: (&VaultId, &VaultId),
+        is_wanted: &dyn Fn() -> bool,
+    ) -> lamassu_vault::Result<Option<Box<dyn HeldDataset>>> {
+        frozen::hold_dataset(&self.policy.anchors, &self.holding, dataset, is_wanted).map_err(of_turns)
     }
 
     fn stop_holding(&self) {

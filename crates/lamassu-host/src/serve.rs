@@ -276,7 +276,7 @@ impl Served {
 
     /// Refuses what would only wait for the thaw: in turns, changes do.
     pub(crate) fn refuse_frozen(&self) -> Result<()> {
-        if self.forest.is_frozen() { Err(Error::Frozen) } else { Ok(()) }
+        if self.forest.is_frozen() || self.forest.is_freezing() { Err(Error::Frozen) } else { Ok(()) }
     }
 
     /// Checks that a job may write.

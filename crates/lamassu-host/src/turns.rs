@@ -319,11 +319,15 @@ impl Driver {
                 }
                 None => {
                     if let Some(doubt) = turn.doubt().filter(|doubt| Some(*doubt) != dropped_in) {
+                        // Dropping waits for changes, which a freeze holds back, of this vault or of one in it.
+                        self.requests.drops_caches(true);
+                        self.forest.lose_freeze();
                         // Rule R3. Pages first: nothing else limits how long the kernel uses them.
                         self.forest.drop_pages(&self.requests.filled());
                         self.expire();
                         turn.caches_are_dropped(doubt);
                         dropped_in = Some(doubt);
+                        self.requests.drops_caches(false);
                     }
                 }
             }

@@ -185,6 +185,10 @@ file_system! {
         fn turns_that_show(&self, ino: Ino) -> Option<Arc<Turns>> {
             self.join_turns(ino)
         }
+        /// Lets a freeze that is under way, and may wait for other hosts, fail soon. Whether there was one.
+        fn stop_freezing(&self) -> bool {
+            false
+        }
         /// Lets no further turn begin. Returns when the present ones have ended.
         fn stop_turns(&self) {}
         /// The mode and the owner of a directory, for a decision in a turn about its content.

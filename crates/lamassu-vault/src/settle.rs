@@ -329,7 +329,7 @@ impl Vault {
             first.note(self.sync_store());
         }
         first.note(self.commit_anchor_at(now));
-        first.note(self.recover_for(RECOVERY_STEP));
+        first.note(self.recover_for(RECOVERY_STEP).map(drop));
         self.clear_more();
         first.0.inspect_err(|_| self.room.doubt_refusals(gains))
     }

@@ -136,7 +136,7 @@ struct State {
     users: usize,
     changers: usize,
     freezing: Freezing,
-    /// The driver has begun to end the turn.
+    /// The driver has begun to end the turn, or is dropping caches.
     is_ending: bool,
     waiting: VecDeque<Waiting>,
     /// How many of the waiting requests were waiting when the turn began.
@@ -492,7 +492,7 @@ impl Turns {
 
     /// From now on the kernel may cache nothing more. Waits until all answers have reached their callers. Returns what
     /// the kernel may have cached, except names; `None`: nothing. Until [`Turns::forgotten`] all requests are carried
-    /// out, even in a recalled turn.
+    /// out, even in a recalled turn; not if this turn or one that they need too is frozen, so a freeze ends first.
     pub fn stop_keeping(&self) -> Option<Kept> {
         let mut state = self.state.lock();
         if state.keeping == Keeping::No {

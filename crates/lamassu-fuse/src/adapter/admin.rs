@@ -13,8 +13,11 @@ use lamassu_vault::{FileSystem, HandleId, Ino, ROOT, Sought, Whence};
 use parking_lot::MutexGuard;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 use zeroize::Zeroizing;
 
+/// How often a freeze that is under way is told to fail.
+const STOP_AGAIN: Duration = Duration::from_millis(50);
 /// Bytes of a file that are looked through for data or a hole before it is asked whether the turn is to end.
 const SOUGHT_AT_ONCE: u64 = 64 << 20;
 
@@ -51,8 +54,8 @@ impl<F: FileSystem> Shared<F> {
             LAMASSU_IOC_CALL => self.call(caller, ino, input, out_size, reply),
             _ => self.aside("freeze", move |shared| {
                 let result = match command {
-                    LAMASSU_IOC_FREEZE => shared.freeze(None),
-                    LAMASSU_IOC_FREEZE_WHILE_OPEN => shared.freeze(Some(handle)),
+                    LAMASSU_IOC_FREEZE => shared.freeze(handle, false),
+                    LAMASSU_IOC_FREEZE_WHILE_OPEN => shared.freeze(handle, true),
                     _ => shared.thaw(),
                 };
                 match result {
@@ -92,10 +95,14 @@ impl<F: FileSystem> Shared<F> {
         }
     }
 
-    /// Waits for changes under way, then freezes below. EBUSY as FIFREEZE answers. `freezer`: the open directory whose
-    /// end is that of the freeze. The kernel releases it after this request is answered.
-    fn freeze(&self, freezer: Option<HandleId>) -> Result<(), i32> {
+    /// Waits for changes under way, then freezes below. EBUSY as FIFREEZE answers. The end of the open directory
+    /// `freezer` is that of the freeze, if it lasts only `while_open`. The kernel releases it after this request is
+    /// answered. From then on a freeze that has lasted while it was open can be made one that lasts until a thaw.
+    fn freeze(&self, freezer: HandleId, while_open: bool) -> Result<(), i32> {
         let _admin = self.admin.lock();
+        if !while_open && self.freezer.lock().take_if(|lasting| *lasting == freezer).is_some() {
+            return Ok(());
+        }
         // Changes that the gate holds back are carried out when it opens: not in a turn. So with turns they wait there.
         let by_turns = self.fs.hosts_take_turns();
         if self.status().frozen || (!by_turns && !self.gate.close()) {
@@ -107,15 +114,25 @@ impl<F: FileSystem> Shared<F> {
             errno_of(&error)
         })?;
         self.has_frozen_turns.store(by_turns, Ordering::SeqCst);
-        *self.freezer.lock() = freezer;
+        *self.freezer.lock() = while_open.then_some(freezer);
         tracing::info!("frozen");
         Ok(())
     }
 
     /// EINVAL as FITHAW answers. The gate opens even if the file system below reports an error: waiting callers must go
-    /// on.
+    /// on. A freeze that is under way may wait for another host's thaw: it is told to fail.
     fn thaw(&self) -> Result<(), i32> {
-        self.thaw_locked(&self.admin.lock())
+        let mut has_stopped = false;
+        let admin = loop {
+            if let Some(admin) = self.admin.try_lock_for(STOP_AGAIN) {
+                break admin;
+            }
+            has_stopped |= self.fs.stop_freezing();
+        };
+        match self.thaw_locked(&admin) {
+            Err(libc::EINVAL) if has_stopped => Ok(()),
+            done => done,
+        }
     }
 
     /// An open directory is closed: ends the freeze that lasts as long as it.
@@ -147,10 +164,6 @@ impl<F: FileSystem> Shared<F> {
     /// Unmounting flushes the page cache, which a frozen file system would keep waiting for ever.
     pub(crate) fn thaw_for_unmount(&self) {
         guarded("thaw", || {
-            // A freeze that waits for other hosts would keep this waiting, too.
-            if self.fs.hosts_take_turns() && !self.status().frozen {
-                let _ = self.fs.thaw();
-            }
             if self.thaw().is_ok() {
                 tracing::warn!("thawed, in order to unmount");
             }

@@ -44,7 +44,7 @@ use lamassu_anchor::{Anchor, AnchorError, HeaderBasis};
 use lamassu_format::header::{VaultHeader, VaultId};
 use lamassu_keys::witness::{Basis, Replacement, Replacing, Taken, ToReplace, Witness, WitnessError};
 use lamassu_lease::Mode;
-use lamassu_rpc::host::Mirrored;
+use lamassu_rpc::host::{Mirrored, Turns};
 use lamassu_vault::VaultError;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -98,6 +98,8 @@ struct Shared {
     sessions: Mutex<Vec<(VaultId, Weak<Mirrored>)>>,
     /// The sessions by turns.
     turns: Mutex<HashMap<VaultId, served::ByTurns>>,
+    /// Those that are ending. Locked after `turns`.
+    ending: Mutex<Vec<(VaultId, Weak<Turns>)>>,
     open: Mutex<HashMap<VaultId, Open>>,
     reporting: Mutex<Vec<reports::Reporting>>,
     connections: Mutex<HashMap<String, served::Connections>>,

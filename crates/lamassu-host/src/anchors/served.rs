@@ -17,9 +17,14 @@ use std::collections::HashMap;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
 
 /// Sessions by one connection. A server takes 64 streams in one, and 8 calls of one host at a time beside them.
 const USERS_MAX: usize = 48;
+
+/// How long a session waits for an earlier one of the same vault in this process, and how often it looks.
+const LEAVING: Duration = Duration::from_secs(20);
+const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
 /// A session by turns.
 pub(super) struct ByTurns {
@@ -81,10 +86,30 @@ impl Anchors {
         let copy = self.file_of(dataset)?.ok_or(Error::NoAnchorPlace)?;
         let connection = self.connection(&server)?;
         make_dir_of(&copy)?;
+        self.wait_until_left(dataset);
         let turns = Turns::begin(&connection, *dataset, &copy)?;
         self.remember_server(dataset, &server)?;
         self.turns().insert(*dataset, ByTurns { turns: turns.clone(), turn: None });
         Ok(turns)
+    }
+
+    /// Waits for a while for an earlier session by turns of this process: two cannot have the same copy.
+    fn wait_until_left(&self, vault: &VaultId) {
+        let until = Instant::now() + LEAVING;
+        // In this order: it is among those that are ending before it is away here.
+        while (self.turns().contains_key(vault) || self.is_ending(vault)) && Instant::now() < until {
+            std::thread::sleep(LOOK_AGAIN);
+        }
+    }
+
+    fn is_ending(&self, vault: &VaultId) -> bool {
+        let mut ending = self.ending();
+        ending.retain(|(_, turns)| turns.upgrade().is_some_and(|turns| !turns.is_closed()));
+        ending.iter().any(|(of, _)| of == vault)
+    }
+
+    fn ending(&self) -> MutexGuard<'_, Vec<(VaultId, Weak<Turns>)>> {
+        self.shared.ending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The session by turns of a vault, and its turn.
@@ -152,9 +177,12 @@ impl Anchors {
 
     /// Ends the session of a vault that was closed, so that other hosts get it at once.
     pub(crate) fn leave(&self, vault: &VaultId) {
-        if let Some(by_turns) = { self.turns().remove(vault) } {
-            by_turns.leave();
-        }
+        let by_turns = {
+            let by_turns = self.turns().remove(vault);
+            self.ending().extend(by_turns.iter().map(|by_turns| (*vault, Arc::downgrade(&by_turns.turns))));
+            by_turns
+        };
+        by_turns.into_iter().for_each(ByTurns::leave);
         let of_it: Vec<_> = self.sessions().extract_if(.., |(of, _)| of == vault).collect();
         for table in of_it.into_iter().filter_map(|(_, table)| table.upgrade()) {
             if let Some(open) = self.opened().get_mut(vault) {

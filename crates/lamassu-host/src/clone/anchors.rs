@@ -2,14 +2,14 @@
 
 use super::{Original, Quiet, Top};
 use crate::anchors::{Access, Choice, CopiedDatasets, Made, check, disk};
+use crate::keeper::headers_below;
 use crate::open::backend;
 use crate::{Error, Policy, Result};
 use lamassu_anchor::Anchor;
 use lamassu_anchor::export::Rights;
 use lamassu_anchor::table::DiskTable;
 use lamassu_format::header::{VaultHeader, VaultId};
-use lamassu_format::name;
-use lamassu_keys::{Unlocked, header_file};
+use lamassu_keys::Unlocked;
 use lamassu_store::Backend as _;
 use lamassu_store::backend::Privileges;
 use std::collections::BTreeSet;
@@ -72,10 +72,8 @@ impl Original {
     ) -> Result<CopiedDatasets> {
         let mut ids = BTreeSet::new();
         if copy.is_anchored() && copy.has_datasets() {
-            for stored in lamassu_vault::datasets_below(&self.dir)? {
-                let header = header_file::read::<VaultHeader>(&self.dir.join(stored).join(name::HEADER));
-                ids.extend(header.ok().filter(VaultHeader::is_anchored).map(|header| header.id()));
-            }
+            let headers = headers_below(&self.dir)?.into_iter().map(|(_, header)| header);
+            ids.extend(headers.filter(VaultHeader::is_anchored).map(|header| header.id()));
         }
         policy.anchors.copy_datasets(&ids, &copy.id(), |dataset| look(policy, dataset, quiet))
     }

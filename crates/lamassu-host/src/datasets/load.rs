@@ -30,6 +30,7 @@ impl Served {
         if self.is_read_only() {
             return Err(Error::ReadOnlyMount);
         }
+        self.refuse_frozen()?;
         let id = self.forest().member(member)?.id;
         let place = {
             let _turn = turns::hold(self.forest(), root_of(above), Need::LOOK);
@@ -96,6 +97,7 @@ impl Served {
             return Err(Error::NotPermitted);
         }
         self.may_work_in(caller, dir)?;
+        self.refuse_frozen()?;
         self.end_jobs(member);
         Ok(self.forest().unload(member)?)
     }

@@ -5,17 +5,23 @@ use super::Keeper;
 use crate::Result;
 use crate::anchors::Anchors;
 use crate::error::Error;
+use crate::place::Place;
 use lamassu_anchor::{AnchorError, ServerFault};
 use lamassu_format::header::{VaultHeader, VaultId};
 use lamassu_format::name;
-use lamassu_keys::header_file;
+use lamassu_keys::{FileError, header_file};
 use lamassu_lease::Mode;
 use lamassu_rpc::host::Turn;
+use lamassu_vault::VaultError;
 use lamassu_vault::anchor::is_dataset_of;
 use lamassu_vault::forest::{HeldDataset, ROOT_MEMBER};
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
+
+/// How often the store is listed while what was listed is gone when its header is read.
+const LISTINGS_MAX: u32 = 16;
 
 /// The dataset that is waited for.
 #[derive(Default)]
@@ -66,11 +72,12 @@ impl Drop for Held {
 /// Takes the lease of a dataset in `around`; see [`lamassu_vault::forest::Opener::hold`].
 ///
 /// # Errors
-/// Those of the server.
+/// Those of the server; [`VaultError::FreezeLost`] if it is not wanted.
 pub(super) fn hold_dataset(
     anchors: &Anchors,
     holding: &Holding,
     (dataset, around): (&VaultId, &VaultId),
+    is_wanted: &dyn Fn() -> bool,
 ) -> Result<Option<Box<dyn HeldDataset>>> {
     anchors.lies_in(dataset, around);
     let turns = match anchors.begin_turns(dataset) {
@@ -79,7 +86,11 @@ pub(super) fn hold_dataset(
         Err(error) => return Err(error),
     };
     holding.set(Some(*dataset));
-    let taken = turns.take(Mode::Exclusive);
+    // Whoever stops it from here on ends this session.
+    let taken = match is_wanted() {
+        true => turns.take(Mode::Exclusive).map_err(Error::from),
+        false => Err(VaultError::FreezeLost.into()),
+    };
     holding.set(None);
     let turn = taken.inspect_err(|_| anchors.leave(dataset))?;
     turn.keep(true);
@@ -90,9 +101,52 @@ pub(super) fn hold_dataset(
 fn is_not_at_server(error: &Error) -> bool {
     match error.innermost() {
         Error::NotAtServer => true,
-        Error::Vault(lamassu_vault::VaultError::Anchor(error)) => {
+        Error::Vault(VaultError::Anchor(error)) => {
             matches!(error, AnchorError::Server { fault: ServerFault::UnknownVault, .. })
         }
+        _ => false,
+    }
+}
+
+/// The headers of the datasets in a vault's directory, those of outer ones first; not authenticated. What is no header
+/// is left out: nobody uses a dataset by it. One that cannot be read is an error: it may be of a dataset in use.
+///
+/// # Errors
+/// Those of the store.
+pub(crate) fn headers_below(dir: &Path) -> Result<Vec<(PathBuf, VaultHeader)>> {
+    let list =
+        || lamassu_vault::datasets_below(dir).map_err(|source| Error::CannotList { dir: dir.to_owned(), source });
+    headers_of(&Place::of(dir)?, list)
+}
+
+fn headers_of(place: &Place, mut list: impl FnMut() -> Result<Vec<PathBuf>>) -> Result<Vec<(PathBuf, VaultHeader)>> {
+    let read =
+        |stored: &Path| -> Result<VaultHeader> { Ok(header_file::read(&place.below(stored)?.file(name::HEADER))?) };
+    let mut listings = 1..=LISTINGS_MAX;
+    loop {
+        let is_last = listings.next().is_none_or(|listing| listing == LISTINGS_MAX);
+        let mut below = list()?;
+        below.sort();
+        let (mut all, mut is_gone) = (Vec::new(), false);
+        for stored in below {
+            match read(&stored) {
+                Ok(header) => all.push((stored, header)),
+                Err(Error::File(FileError::Header { .. })) => {}
+                Err(error) if is_missing(&error) && !is_last => is_gone = true,
+                Err(error) => return Err(error),
+            }
+        }
+        if !is_gone {
+            return Ok(all);
+        }
+    }
+}
+
+/// Whether a dataset was moved or removed after it was listed.
+fn is_missing(error: &Error) -> bool {
+    match error {
+        Error::File(FileError::Missing { .. }) => true,
+        Error::Backing { source, .. } => source.kind() == ErrorKind::NotFound,
         _ => false,
     }
 }
@@ -105,18 +159,43 @@ fn is_not_at_server(error: &Error) -> bool {
 pub(super) fn stored_datasets(keeper: &Keeper) -> Result<Vec<(VaultId, VaultId)>> {
     let place = keeper.place(ROOT_MEMBER)?;
     let dir = place.path();
-    let id_in =
-        |stored: &PathBuf| header_file::read::<VaultHeader>(&dir.join(stored).join(name::HEADER)).map(|h| h.id());
-    let mut below =
-        lamassu_vault::datasets_below(&dir).map_err(|source| Error::CannotList { dir: dir.clone(), source })?;
-    below.sort();
-    let mut known = HashMap::from([(PathBuf::new(), id_in(&PathBuf::new())?)]);
+    let root = header_file::read::<VaultHeader>(&dir.join(name::HEADER))?.id();
+    let mut known = HashMap::from([(PathBuf::new(), root)]);
     let mut all = Vec::new();
-    for stored in below {
-        let Ok(id) = id_in(&stored) else { continue };
+    for (stored, header) in headers_below(&dir)? {
+        let id = header.id();
         let Some(around) = stored.ancestors().skip(1).find_map(|above| known.get(above)).copied() else { continue };
         known.insert(stored, id);
         all.push((around, id));
     }
     Ok(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing;
+    use std::fs;
+
+    #[test]
+    fn headers_that_cannot_be_read_are_not_passed_over() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["a", "garbage", "no-file"] {
+            fs::create_dir(dir.path().join(name)).unwrap();
+        }
+        testing::vault(&dir.path().join("a"));
+        fs::write(dir.path().join("garbage").join(name::HEADER), "no header").unwrap();
+        fs::create_dir(dir.path().join("no-file").join(name::HEADER)).unwrap();
+        let place = Place::of(dir.path()).unwrap();
+        let found = |listings: &[&[&str]]| {
+            let mut listings = listings.iter();
+            let found = headers_of(&place, || Ok(listings.next().unwrap().iter().map(PathBuf::from).collect()));
+            found.map(|all| all.into_iter().map(|(stored, _)| stored).collect::<Vec<_>>())
+        };
+        assert_eq!(found(&[&["garbage", "a"]]).unwrap(), [PathBuf::from("a")]);
+        assert!(found(&[&["a", "no-file"]]).is_err());
+        // Moved from `gone` to `a` since the first listing.
+        assert_eq!(found(&[&["gone"], &["a"]]).unwrap(), [PathBuf::from("a")]);
+        assert!(found(&[&["gone"]; LISTINGS_MAX as usize]).is_err());
+    }
 }

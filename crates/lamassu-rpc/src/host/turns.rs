@@ -184,6 +184,13 @@ impl Turns {
     }
 }
 
+impl Turns {
+    /// Whether it was left, and another session may use the copy.
+    pub fn is_closed(&self) -> bool {
+        self.has_left.load(Ordering::SeqCst) && self.copy.try_lock().is_some_and(|copy| copy.table.is_none())
+    }
+}
+
 /// A request about locks that was sent.
 pub struct LockRequest {
     attended: Weak<Attended>,

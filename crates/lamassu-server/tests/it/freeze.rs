@@ -1,8 +1,9 @@
 //! `freeze` and `thaw` of a vault that several hosts have mounted by turns.
 
 use crate::common::*;
-use crate::shared::{listed, mount, shared, unmounted_and_checked};
-use std::fs;
+use crate::shared::{LEN, Map, listed, mount, shared, unmounted_and_checked, until};
+use rustix::mm::ProtFlags;
+use std::fs::{self, File};
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::Command;
@@ -123,6 +124,81 @@ fn a_freeze_that_is_lost_is_reported() {
     unmounted_and_checked(&lab, &[a, b, c]);
 }
 
+/// A host that is out of touch drops its caches. A page that was stored into while the vault was frozen is written for
+/// that, and the freeze does not hold it back.
+#[test]
+fn a_freeze_that_is_lost_holds_up_no_page() {
+    let lab = Lab::new();
+    let [a, b, c] = shared(&lab);
+    for name in ["map", "other"] {
+        fs::write(a.file(name), vec![0; LEN]).unwrap();
+    }
+    let file = File::options().read(true).write(true).open(a.file("map")).unwrap();
+    let map = Map::of(&file, ProtFlags::READ | ProtFlags::WRITE);
+    map.store(0, 1);
+    freeze(a);
+    map.store(0, 2);
+    let server = lab.server.as_ref().unwrap().id();
+    kill(server, "-STOP");
+    sleep(LONG);
+    kill(server, "-CONT");
+    let late = writing(a, "late");
+    until("what the freeze held back goes on", || late.is_finished());
+    let _ = late.join().unwrap();
+    thaw(a).code(69);
+    fs::write(b.file("of-b"), "goes on").unwrap();
+    assert_eq!(fs::read_to_string(a.file("of-b")).unwrap(), "goes on");
+    drop((map, file));
+    unmounted_and_checked(&lab, &[a, b, c]);
+}
+
+/// A freeze that waits for another host is given up by a thaw, and ends with who asked for it. What changes datasets
+/// does not wait for it.
+#[test]
+fn a_freeze_that_waits_can_be_given_up() {
+    // Longer than what comes while a host is stopped.
+    let lab = Lab::with_term(60);
+    let [a, b, c] = shared(&lab);
+    for name in ["p", "q"] {
+        a.run(&format!("dataset create m-a/{name}")).ok();
+        fs::write(a.file(&format!("{name}/f")), "of a").unwrap();
+    }
+    fs::write(b.file("p/f"), "of b").unwrap();
+    // It has the turn of `p` alone.
+    fs::write(a.file("f"), "of a").unwrap();
+    let stopped = b.daemon();
+    kill(stopped, "-STOP");
+    // Nothing is asserted before it goes on: what waits for it would wait for the whole term.
+    let waits = || until("it waits", || a.run("dataset create m-a/none").code == 28);
+    let freezing = std::thread::scope(|scope| {
+        let freezing = scope.spawn(|| a.run("freeze m-a"));
+        waits();
+        let refused = [a.run("key unload m-a/q"), a.run("dataset destroy m-a/q")];
+        let waited = !freezing.is_finished();
+        let thawed = thaw(a);
+        (freezing.join().unwrap(), refused, waited, thawed)
+    });
+    let own = fs::write(a.file("q/own"), "goes on");
+    // A freeze whose process is told to end while it waits.
+    let mut interrupted = a.command().args(["freeze", "m-a"]).spawn().unwrap();
+    waits();
+    kill(interrupted.id(), "-INT");
+    kill(stopped, "-CONT");
+    let (freezing, refused, waited, thawed) = freezing;
+    freezing.code(69);
+    refused.map(|ran| ran.code(28).says("frozen"));
+    assert!(waited, "it was given up by something else");
+    thawed.ok();
+    own.unwrap();
+    interrupted.wait().unwrap();
+    let late = writing(a, "late");
+    until("what was frozen for nobody goes on", || late.is_finished());
+    late.join().unwrap().unwrap();
+    thaw(a).code(1);
+    assert_eq!(fs::read_to_string(c.file("p/f")).unwrap(), "of b");
+    hosts_are_done(&lab, &[a, b, c]);
+}
+
 /// Datasets are frozen with the vault: one that another host has, one that this host has no key for, and one in that.
 #[test]
 fn datasets_are_frozen_with_the_vault_around_them() {
@@ -152,6 +228,12 @@ fn datasets_are_frozen_with_the_vault_around_them() {
     assert_eq!(a.run("cat --anchor none copy/v p/g").ok().out, "of b");
     assert_eq!(a.run("cat --anchor none copy/v unseen/f").ok().out, "not synced");
     thaw(a).ok();
+    // Nothing waits for the sessions that end.
+    for _ in 0..2 {
+        freeze(a);
+        thaw(a).ok();
+    }
+    assert_eq!(fs::read_to_string(a.file("unseen/f")).unwrap(), "not synced");
     for late in late {
         late.join().unwrap().unwrap();
     }

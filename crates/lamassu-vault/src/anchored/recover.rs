@@ -268,16 +268,16 @@ impl Vault {
     ///
     /// # Errors
     /// [`VaultError::Anchor`]. A file that cannot be recovered is reported, and is an error when it is opened.
-    pub(crate) fn recover_for(&self, time: Duration) -> Result<()> {
-        let Some(anchored) = &self.anchored else { return Ok(()) };
+    pub(crate) fn recover_for(&self, time: Duration) -> Result<bool> {
+        let Some(anchored) = &self.anchored else { return Ok(true) };
         let until = Instant::now() + time;
         while Instant::now() < until {
-            let Some(place) = anchored.next_open()? else { break };
+            let Some(place) = anchored.next_open()? else { return Ok(true) };
             if let Err(error) = self.recover_file(anchored, place) {
                 tracing::warn!(dir = place.dir.0, %error, "a file that a crash left open could not be recovered");
             }
         }
-        Ok(())
+        Ok(false)
     }
 
     fn recover_file(&self, anchored: &Anchored, place: EntryPlace) -> Result<()> {

@@ -185,6 +185,10 @@ impl FileSystem for Forest {
         self.each_loaded(Vault::thaw)
     }
 
+    fn stop_freezing(&self) -> bool {
+        self.stop_freezing_turns()
+    }
+
     // That of the mount's own vault: `Vault::statfs` in `attr.rs` decides what `df` shows. Without it, the store's own.
     fn statfs(&self) -> Result<StatFs> {
         match self.root.loaded() {

@@ -12,8 +12,9 @@
 //! Several hosts may take turns with the mount's own vault, and with each dataset: then a new `Vault` is opened for
 //! each turn (`turns`).
 //!
-//! Locks: `changing` is taken by loading and unloading alone, never by a request: a thread that holds it waits for
-//! requests to end, and for the kernel, which waits for requests too.
+//! Locks: `changing` is taken by loading, unloading and freezing alone, never by a request: a thread that holds it
+//! waits for requests to end, and for the kernel, which waits for requests too. A freeze by turns that holds it may
+//! wait for another host without limit, so loading and unloading do not wait for that.
 
 mod calls;
 mod frozen;
@@ -120,12 +121,17 @@ pub trait Opener: Send + Sync {
         Ok(Vec::new())
     }
     /// Keeps other hosts from changing a dataset that takes no turns here. It lies in `around`. `None`: hosts do not
-    /// use it by turns. Waits for those that have it, until [`Opener::stop_holding`].
+    /// use it by turns. Waits for those that have it, until [`Opener::stop_holding`]. `is_wanted` is asked when that
+    /// would end the wait.
     ///
     /// # Errors
-    /// Those of the server.
-    fn hold(&self, dataset: &VaultId, around: &VaultId) -> Result<Option<Box<dyn HeldDataset>>> {
-        let _ = (dataset, around);
+    /// Those of the server; [`VaultError::FreezeLost`] if it is not wanted.
+    fn hold(
+        &self,
+        (dataset, around): (&VaultId, &VaultId),
+        is_wanted: &dyn Fn() -> bool,
+    ) -> Result<Option<Box<dyn HeldDataset>>> {
+        let _ = (dataset, around, is_wanted);
         Ok(None)
     }
     /// [`Opener::hold`] waits no longer.

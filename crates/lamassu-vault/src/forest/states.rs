@@ -169,7 +169,7 @@ impl Forest {
     /// # Errors
     /// [`VaultError::Frozen`]; the first failed commit: all are closed nevertheless.
     pub fn unload(&self, number: Number) -> Result<bool> {
-        self.unload_by(&self.changing.lock(), number)
+        self.unload_by(&self.change()?, number)
     }
 
     fn unload_by(&self, _changing: &MutexGuard<'_, ()>, number: Number) -> Result<bool> {
@@ -327,7 +327,7 @@ impl Forest {
         number: Number,
         opening: impl FnOnce() -> std::result::Result<Opening, E>,
     ) -> std::result::Result<Arc<Vault>, E> {
-        let _one = self.changing.lock();
+        let _one = self.change()?;
         let slot = self.slot(number)?;
         let _opening = slot.opening.lock();
         self.may_load(&slot)?;
@@ -346,7 +346,7 @@ impl Forest {
     /// # Errors
     /// [`VaultError::KeyNotLoaded`] if the opener has none, and as [`Forest::load`].
     pub fn load_again(&self, number: Number) -> Result<Arc<Vault>> {
-        let _one = self.changing.lock();
+        let _one = self.change()?;
         let slot = self.slot(number)?;
         {
             let _opening = slot.opening.lock();
@@ -403,12 +403,12 @@ impl Forest {
     /// Unloads a dataset that is about to be removed. With `forced` also while files in it are open.
     ///
     /// # Errors
-    /// [`VaultError::Refused`] for files that are open, and for the mount's own vault.
+    /// [`VaultError::Refused`] for files that are open, and for the mount's own vault; [`VaultError::Frozen`].
     pub fn unload_to_destroy(&self, number: Number, forced: bool) -> Result<Destroying<'_>> {
         if number == ROOT_MEMBER {
             return Err(VaultError::Refused("this is the mount's own vault, not a dataset"));
         }
-        let changing = self.changing.lock();
+        let changing = self.change()?;
         if !forced && self.open_files(number) > 0 {
             return Err(VaultError::Refused("files in it are open: close them, or give --force"));
         }

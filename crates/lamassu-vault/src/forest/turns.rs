@@ -82,7 +82,7 @@ impl Forest {
     /// # Errors
     /// Those of the store, and of the anchor.
     pub fn recover_for(&self, member: Number, time: Duration) -> Result<()> {
-        self.vault(member).map_or(Ok(()), |vault| vault.recover_for(time))
+        self.vault(member).map_or(Ok(()), |vault| vault.recover_for(time).map(drop))
     }
 
     /// Closes the vault of a member at the end of a turn. No request is under way.

@@ -40,18 +40,17 @@ impl Turns {
 
     /// The same, without waiting.
     pub fn will_stop(&self) {
-        self.thaw();
+        // First: no freeze begins after the thaw.
         self.state.lock().is_stopping = true;
-        self.driver.notify_all();
+        self.thaw();
     }
 
     /// The same, and the mount goes on: the present turn ends as if the vault were recalled. Waits for the kernel, so
     /// it must not be called by a thread that answers requests.
     pub fn retire(&self) {
+        self.state.lock().is_retired = true;
         self.thaw();
-        let mut state = self.state.lock();
-        state.is_retired = true;
-        self.wait_until_over(state);
+        self.wait_until_over(self.state.lock());
     }
 
     fn wait_until_over(&self, mut state: MutexGuard<'_, State>) {

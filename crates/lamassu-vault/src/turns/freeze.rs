@@ -29,12 +29,18 @@ impl State {
 impl Turns {
     /// Takes an exclusive turn and keeps it until [`Turns::thaw`]. Waits for changes under way. Returns whether it is
     /// kept: not if there is no further turn, none can be taken now, the thaw came first, or it is frozen already.
-    pub fn freeze(&self) -> bool {
+    /// `is_wanted` is asked once, when a thaw would end the wait: a caller that is told to give up before it waits has
+    /// no thaw to expect.
+    pub fn freeze(&self, is_wanted: impl FnOnce() -> bool) -> bool {
         let mut state = self.state.lock();
         if state.is_last() || state.phase == Phase::Over || state.freezing != Freezing::No {
             return false;
         }
         state.freezing = Freezing::Wanted;
+        if !is_wanted() {
+            state.freezing = Freezing::No;
+            return false;
+        }
         self.freeze_now(&mut state);
         self.driver.notify_all();
         self.quiet.wait_while(&mut state, |state| match state.freezing {
@@ -60,6 +66,14 @@ impl Turns {
         self.quiet.notify_all();
         self.runnable.notify_all();
         self.driver.notify_all();
+    }
+
+    /// Caches are being dropped in doubt, from now on or no longer. Meanwhile no freeze begins: a page that is dropped
+    /// may have to be written first.
+    pub fn drops_caches(&self, drops: bool) {
+        let mut state = self.state.lock();
+        state.is_ending = drops;
+        self.freeze_now(&mut state);
     }
 
     /// Whether the turn is kept.
