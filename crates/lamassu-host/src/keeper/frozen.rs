@@ -196,6 +196,6 @@ mod tests {
         assert!(found(&[&["a", "no-file"]]).is_err());
         // Moved from `gone` to `a` since the first listing.
         assert_eq!(found(&[&["gone"], &["a"]]).unwrap(), [PathBuf::from("a")]);
-        assert!(found(&[&["gone"]; LISTINGS_MAX as usize]).is_err());
+        assert!(found(&[&["gone"][..]; LISTINGS_MAX as usize]).is_err());
     }
 }
