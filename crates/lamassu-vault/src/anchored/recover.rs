@@ -320,6 +320,43 @@ impl Vault {
         found.into_iter().next().map_or(Err(VaultError::NotFound), |(_, met)| met)
     }
 
+    /// The node of a directory, with a reference unless it is the root.
+    fn reach_dir(&self, anchored: &Anchored, dir: ObjectId) -> Result<crate::Ino> {
+        if dir == ObjectId::ROOT {
+            return Ok(crate::ROOT);
+        }
+        match anchored.anchor.row(dir)?.content {
+            Content::Dir { parent, name, .. } => self.reach(anchored, EntryPlace { dir: parent, name }),
+            _ => Err(VaultError::NotDirectory),
+        }
+    }
+
+    /// The names of an object that the store shows, whichever inodes they lead to, each with its directory. Adds these
+    /// to `held`, with a reference each.
+    ///
+    /// # Errors
+    /// Those of the store and the anchor.
+    pub(crate) fn names_shown(
+        &self,
+        anchored: &Anchored,
+        object: ObjectId,
+        held: &mut Vec<crate::Ino>,
+    ) -> Result<Vec<(crate::Ino, OsString)>> {
+        let mut shown = Vec::new();
+        for (dir, names) in by_directory(anchored.anchor.names_of(object)?) {
+            let parent = match self.reach_dir(anchored, dir) {
+                Err(error) if is_absent(&error) => continue,
+                parent => parent?,
+            };
+            held.extend(Some(parent).filter(|parent| *parent != crate::ROOT));
+            let _tree = self.tree.read();
+            let listed = self.dir(parent)?.handle.read_dir().map_err(io("list a directory"))?;
+            let listed = listed.into_iter().filter(|entry| names.contains(&anchored.place(dir, &entry.name).name));
+            shown.extend(listed.map(|entry| (parent, entry.name)));
+        }
+        Ok(shown)
+    }
+
     /// The nodes of entries of a directory, which is this object. Names that the store does not show are left out.
     fn met_in(
         &self,
@@ -402,12 +439,7 @@ impl Vault {
         dir: ObjectId,
         is_wanted: &dyn Fn(Token) -> bool,
     ) -> Result<Vec<Reached>> {
-        let row = if dir == ObjectId::ROOT { None } else { Some(anchored.anchor.row(dir)?) };
-        let parent = match row.map(|row| row.content) {
-            None => crate::ROOT,
-            Some(Content::Dir { parent, name, .. }) => self.reach(anchored, EntryPlace { dir: parent, name })?,
-            Some(_) => return Err(VaultError::NotDirectory),
-        };
+        let parent = self.reach_dir(anchored, dir)?;
         let met = self.met_in(anchored, parent, dir, is_wanted);
         if parent != crate::ROOT {
             self.forget(parent, 1);

@@ -40,6 +40,17 @@ impl Vault {
         Ok(is_newest)
     }
 
+    /// The same for a link's target. If its replacement was cut off, some of its names may lead to the old target and
+    /// some to the new one. So both stay current until all names lead to one.
+    fn is_newest_link(&self, object: ObjectId, shown: Digest) -> Result<bool> {
+        match &self.anchored {
+            Some(anchored) if anchored.anchor.row(object)?.links > 1 => {
+                Ok(anchored.anchor.seen(object, SealedPart::Content, shown, false)?)
+            }
+            Some(_) | None => self.is_newest(object, SealedPart::Content, shown),
+        }
+    }
+
     /// Refuses an outdated directory record; `text`: `None` if it is missing.
     ///
     /// # Errors
@@ -91,8 +102,7 @@ impl Vault {
     /// `None`: the store shows an outdated one.
     fn newest_link(&self, object: ObjectId, dir: &Dir, name: &OsStr) -> Result<Option<ShownLink>> {
         let link = symlink::shown(&self.ctx.ring, &*dir.handle, name).map_err(io("read a link"))?;
-        let is_newest = self.anchored.is_none() || self.is_newest(object, SealedPart::Content, link.digest())?;
-        Ok(is_newest.then_some(link))
+        Ok(self.is_newest_link(object, link.digest())?.then_some(link))
     }
 
     /// The object of a link at a place; 0 in a vault without an anchor.

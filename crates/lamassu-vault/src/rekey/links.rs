@@ -9,7 +9,7 @@ use crate::event::IntegrityKind;
 use crate::inode::StoreId;
 use crate::stored::replace;
 use crate::symlink::{self, StoredTarget};
-use crate::{Ino, Result, Vault, VaultError};
+use crate::{Ino, Kind, Result, Vault, VaultError};
 use lamassu_anchor::{Digest, ObjectId, SealedPart};
 use lamassu_store::BackendDir;
 use lamassu_store::backend::{SetTime, Stat};
@@ -172,7 +172,31 @@ impl RekeyRun<'_> {
         Ok(())
     }
 
+    /// Whether a link has other names. If its replacement was cut off, they lead to another inode.
+    pub(super) fn has_other_names(&self, ino: Ino, st: &Stat) -> Result<bool> {
+        Ok(st.nlink > 1 || self.vault.row_of(ino)?.is_some_and(|row| row.links > 1))
+    }
+
     fn relink(&mut self, id: StoreId, names: &[(Ino, OsString)]) -> Result<()> {
+        let vault = self.vault;
+        let (object, count) = {
+            let _tree = vault.tree.read();
+            let places = self.places_of(id, names)?;
+            let Some((dir, name, _)) = places.first() else { return Ok(()) }; // all were moved, which is noted, or removed
+            let object = vault.object_at(dir, name)?;
+            (object, self.recorded_of(object, &places)?)
+        };
+        match vault.row_of_object(object)? {
+            Some(row) if row.links > count => self.with_all_names(object, |run, all| {
+                let id = run.unite(object, all)?.unwrap_or(id);
+                run.renew(id, all)
+            }),
+            Some(_) | None => self.renew(id, names),
+        }
+    }
+
+    /// Makes a link anew, under all its names.
+    fn renew(&mut self, id: StoreId, names: &[(Ino, OsString)]) -> Result<()> {
         let vault = self.vault;
         let found = {
             let _tree = vault.tree.read();
@@ -182,7 +206,7 @@ impl RekeyRun<'_> {
                     let object = vault.object_at(dir, name)?;
                     self.fresh_target(dir, name)?.map(|fresh| (fresh, object, *st))
                 }
-                None => None, // all were moved, which is noted, or removed
+                None => None,
             }
         };
         let Some(((target, old), object, st)) = found else { return Ok(()) };
@@ -191,17 +215,82 @@ impl RekeyRun<'_> {
         if self.exchange_all(&new, names, false)? {
             return Ok(());
         }
-        // It got another name, perhaps on another host. Its node, and with it the directories, stay for so long.
+        // It got another name, perhaps on another host.
+        if vault.anchored.is_none() {
+            return Ok(());
+        }
+        self.with_all_names(object, |run, all| run.exchange_all(&new, all, true).map(drop))
+    }
+
+    /// Calls `work` with all names of an object, by whichever inodes. A node has one inode, so this does not go by
+    /// nodes, except for names that no commit has recorded yet.
+    fn with_all_names(
+        &mut self,
+        object: ObjectId,
+        work: impl FnOnce(&mut Self, &[(Ino, OsString)]) -> Result<()>,
+    ) -> Result<()> {
+        let vault = self.vault;
         let Some(anchored) = &vault.anchored else { return Ok(()) };
-        let held = vault.nodes_at(anchored, anchored.anchor.names_of(object)?)?;
-        let links: Vec<_> = {
-            let nodes = vault.nodes.lock();
-            held.iter().flat_map(|ino| nodes.links(*ino)).map(|link| (link.parent, OsString::from(link.name))).collect()
+        let mut held = Vec::new();
+        let own: Vec<_> = {
+            let mut nodes = vault.nodes.lock();
+            let node = nodes.of_object(object);
+            node.into_iter().for_each(|ino| nodes.add_reference(ino));
+            held.extend(node);
+            node.into_iter().flat_map(|ino| nodes.links(ino)).map(|link| (link.parent, link.name.into())).collect()
         };
-        let all: HashSet<_> = links.into_iter().collect();
-        let done = self.exchange_all(&new, &all.into_iter().collect::<Vec<_>>(), true);
+        let done = vault.names_shown(anchored, object, &mut held).and_then(|shown| {
+            let all: HashSet<(Ino, OsString)> = own.into_iter().chain(shown).collect();
+            work(self, &all.into_iter().collect::<Vec<_>>())
+        });
         held.into_iter().for_each(|ino| vault.forget(ino, 1));
-        done.map(drop)
+        done
+    }
+
+    /// If the replacement of a link was cut off, its names lead to several inodes: gives all of them that under the
+    /// newest key. A row has two states, so a third must not be made before. Returns the inode that all names have;
+    /// `None`: there is no such name.
+    fn unite(&mut self, object: ObjectId, names: &[(Ino, OsString)]) -> Result<Option<StoreId>> {
+        let (vault, ring) = (self.vault, &self.vault.ctx.ring);
+        let (staged, spare) = self.batch.place(vault)?;
+        let _pass = vault.change()?;
+        let tree = vault.tree.write();
+        let mut places = Vec::new();
+        for (dir, name, st) in self.places_by(names, |st| st.kind == Kind::Symlink)? {
+            if vault.object_if_recorded(&dir, &name)? == Some(object) {
+                let link = vault.stored_link(object, &dir, &name)?;
+                places.push((symlink::is_newest(ring, &*dir.handle, &link.text), link.digest(), dir, name, st));
+            }
+        }
+        let Some((_, digest, kept, kept_name, kept_st)) = places.iter().max_by_key(|place| place.0) else {
+            return Ok(None);
+        };
+        let id = StoreId::from(kept_st);
+        let rest = symlink::rest_of(ring, &*kept.handle, kept_name, kept_st);
+        let mut olds = Vec::new();
+        for (_, _, dir, name, st) in places.iter().filter(|(.., st)| !st.is_same(kept_st)) {
+            if let Some(rest) = rest.as_ref().filter(|_| dir.ino != kept.ino) {
+                symlink::copy_rest(rest, &*kept.handle, &*dir.handle)?;
+            }
+            olds.extend(symlink::rest_of(ring, &*dir.handle, name, st).map(|rest| (dir, rest)));
+            let held = kept.handle.hold(kept_name).map_err(io("hold"))?;
+            held.link(&*staged, &spare).map_err(io("link"))?;
+            replace(&*staged, &spare, &*dir.handle, name)?;
+            vault.unsynced.add(id);
+            let mut nodes = vault.nodes.lock();
+            match nodes.find(id) {
+                Some(_) => _ = nodes.unlinked(st, dir.ino, name, true),
+                None => nodes.exchanged(StoreId::from(st), id),
+            }
+            if let Some(ino) = nodes.find(id) {
+                nodes.add_link(ino, dir.ino, name);
+            }
+        }
+        drop(tree);
+        vault.sync_store()?;
+        vault.is_newest(object, SealedPart::Content, *digest)?;
+        olds.iter().for_each(|(dir, rest)| remove_rest(dir, rest));
+        Ok(Some(id))
     }
 
     /// Puts a new link in the place of the old one under all names. False: these are not all, and nothing was changed.
@@ -242,6 +331,14 @@ impl RekeyRun<'_> {
 
     /// Those of the names that lead to a link. The caller holds the tree lock.
     fn places_of(&self, id: StoreId, names: &[(Ino, OsString)]) -> Result<Vec<(Arc<Dir>, OsString, Stat)>> {
+        self.places_by(names, |st| id.is_of(st))
+    }
+
+    fn places_by(
+        &self,
+        names: &[(Ino, OsString)],
+        is_wanted: impl Fn(&Stat) -> bool,
+    ) -> Result<Vec<(Arc<Dir>, OsString, Stat)>> {
         let mut places = Vec::new();
         for (parent, name) in names {
             let dir = match self.vault.dir(*parent) {
@@ -249,7 +346,7 @@ impl RekeyRun<'_> {
                 other => other?,
             };
             match dir.handle.stat_entry(name) {
-                Ok(st) if id.is_of(&st) => places.push((dir, name.clone(), st)),
+                Ok(st) if is_wanted(&st) => places.push((dir, name.clone(), st)),
                 Ok(_) => {}
                 Err(e) if is_not_found(&e) => {}
                 Err(e) => return Err(io("stat")(e)),

@@ -327,7 +327,8 @@ impl RekeyRun<'_> {
     /// Anything but a directory, unless this walk has done it already.
     fn leaf_once(&mut self, ino: Ino, parent: Ino, name: &OsStr, st: &Stat) -> Result<()> {
         // All names of a link are needed.
-        let object = self.object(ino).filter(|_| st.kind != Kind::Symlink || st.nlink <= 1);
+        let is_named_once = st.kind != Kind::Symlink || !self.has_other_names(ino, st)?;
+        let object = self.object(ino).filter(|_| is_named_once);
         if object.is_some_and(|object| self.walk.finished.contains(&object)) {
             return Ok(());
         }
@@ -341,10 +342,12 @@ impl RekeyRun<'_> {
     /// Anything but a directory.
     fn leaf(&mut self, ino: Ino, parent: Ino, name: &OsStr, st: &Stat) -> Result<()> {
         if st.kind == Kind::Symlink {
-            let is_new = match (self.choice, st.nlink) {
-                (Some(_), _) => return Ok(()),
-                (None, 0 | 1) => self.stage_link(ino).map(|()| true)?,
-                (None, _) => self.walk.groups.add(self.vault, StoreId::from(st), parent, name),
+            if self.choice.is_some() {
+                return Ok(());
+            }
+            let is_new = match self.has_other_names(ino, st)? {
+                false => self.stage_link(ino).map(|()| true)?,
+                true => self.walk.groups.add(self.vault, StoreId::from(st), parent, name),
             };
             if is_new {
                 self.progress.advance(0);
