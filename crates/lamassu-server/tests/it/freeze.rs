@@ -3,10 +3,9 @@
 use crate::common::*;
 use crate::shared::{listed, mount, shared, unmounted_and_checked, until};
 use std::fs;
-use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::thread::{JoinHandle, sleep, spawn};
 use std::time::Duration;
 
@@ -151,13 +150,10 @@ fn a_freeze_that_waits_can_be_given_up() {
         (freezing.join().unwrap(), refused, waited, thawed)
     });
     let own = fs::write(a.file("q/own"), "goes on");
-    // A freeze whose process is told to end while it waits.
-    let mut interrupted = a.command().args(["freeze", "m-a"]).stderr(Stdio::piped()).spawn().unwrap();
+    // A freeze whose process is killed while it waits: that ends when its request is answered.
+    let mut killed = a.command().args(["freeze", "m-a"]).spawn().unwrap();
     waits();
-    kill(interrupted.id(), "-INT");
-    // It says so, and ends as soon as its request is answered.
-    BufReader::new(interrupted.stderr.take().unwrap()).read_line(&mut String::new()).unwrap();
-    sleep(Duration::from_secs(1));
+    kill(killed.id(), "-KILL");
     kill(stopped, "-CONT");
     let (freezing, refused, waited, thawed) = freezing;
     freezing.code(69);
@@ -167,7 +163,7 @@ fn a_freeze_that_waits_can_be_given_up() {
     assert!(waited, "it was given up by something else");
     thawed.ok();
     own.unwrap();
-    interrupted.wait().unwrap();
+    killed.wait().unwrap();
     let late = writing(a, "late");
     until("what was frozen for nobody goes on", || late.is_finished());
     late.join().unwrap().unwrap();
