@@ -159,13 +159,13 @@ fn what_hosts_append_at_once_is_all_there() {
     unmounted_and_checked(&lab, &hosts);
 }
 
-pub(crate) const LEN: usize = 8192;
+const LEN: usize = 8192;
 
 /// The first bytes of a file, in memory.
-pub(crate) struct Map(*mut u8);
+struct Map(*mut u8);
 
 impl Map {
-    pub(crate) fn of(file: &File, access: ProtFlags) -> Map {
+    fn of(file: &File, access: ProtFlags) -> Map {
         // SAFETY: a new map, of a file that has this length as long as the test runs.
         Map(unsafe { mmap(std::ptr::null_mut(), LEN, access, MapFlags::SHARED, file, 0) }.unwrap().cast())
     }
@@ -176,7 +176,7 @@ impl Map {
         unsafe { self.0.add(at).read_volatile() }
     }
 
-    pub(crate) fn store(&self, at: usize, value: u8) {
+    fn store(&self, at: usize, value: u8) {
         assert!(at < LEN);
         // SAFETY: as above; it is written through one that may be.
         unsafe { self.0.add(at).write_volatile(value) }
