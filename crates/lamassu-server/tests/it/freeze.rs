@@ -168,6 +168,18 @@ fn a_freeze_that_waits_can_be_given_up() {
     until("what was frozen for nobody goes on", || late.is_finished());
     late.join().unwrap().unwrap();
     thaw(a).code(1);
+    // The same at Ctrl-C.
+    fs::write(b.file("p/f"), "of b").unwrap();
+    fs::write(a.file("f"), "of a").unwrap();
+    kill(stopped, "-STOP");
+    let mut interrupted = a.command().args(["freeze", "m-a"]).spawn().unwrap();
+    waits();
+    kill(interrupted.id(), "-INT");
+    kill(stopped, "-CONT");
+    assert!(!interrupted.wait().unwrap().success());
+    let late = writing(a, "later");
+    until("what was frozen for nobody goes on", || late.is_finished());
+    late.join().unwrap().unwrap();
     assert_eq!(fs::read_to_string(c.file("p/f")).unwrap(), "of b");
     hosts_are_done(&lab, &[a, b, c]);
 }

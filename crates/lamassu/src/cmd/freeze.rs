@@ -3,6 +3,7 @@
 use crate::fault::Result;
 use crate::mounts;
 use crate::output::Ui;
+use crate::signals;
 use std::path::PathBuf;
 
 const EXAMPLES: &str = "\
@@ -20,7 +21,13 @@ pub struct Args {
 }
 
 pub fn freeze(ui: &Ui, args: Args) -> Result<()> {
-    mounts::root_at(&args.mountpoint)?.freeze()?;
+    let root = mounts::root_at(&args.mountpoint)?;
+    root.freeze()?;
+    // The request could not be interrupted, and whoever sent the signal will not thaw.
+    if signals::interrupted() {
+        root.thaw()?;
+        signals::check()?;
+    }
     ui.detail("frozen; do not forget `lamassu thaw`");
     Ok(())
 }
