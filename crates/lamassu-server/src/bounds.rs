@@ -77,11 +77,10 @@ impl SessionLocks {
         its < LOCKS_OF_HOST && counted.all < LOCKS_OF_ALL
     }
 
-    /// Whether its host can have so many in this session. More than it may have: two that it was given at once may have
-    /// been the last.
+    /// Whether its host can have so many in this session. More than it may take: an unlock of a part makes two of one.
     pub fn can_be(&self, count: usize) -> bool {
         let its = self.all.0.lock().of.get(&self.host).copied().unwrap_or_default();
-        its - self.count + count <= LOCKS_OF_HOST + LOCKS_OF_HOST / 8
+        count <= self.count || its - self.count + count <= 2 * LOCKS_OF_HOST
     }
 
     /// It has so many now.
@@ -118,7 +117,7 @@ mod tests {
         assert!(two.has_room());
         two.set(1);
         assert!(!one.has_room() && !two.has_room() && other.has_room());
-        assert!(one.can_be(LOCKS_OF_HOST - 1) && !two.can_be(LOCKS_OF_HOST) && other.can_be(LOCKS_OF_HOST));
+        assert!(one.can_be(LOCKS_OF_HOST - 1) && !two.can_be(2 * LOCKS_OF_HOST) && other.can_be(LOCKS_OF_HOST));
         drop(one);
         assert!(two.has_room() && two.can_be(LOCKS_OF_HOST));
         drop((two, other));

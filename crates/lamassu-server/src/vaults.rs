@@ -407,6 +407,8 @@ impl Put {
         }
         // An earlier end of the same put was in doubt.
         if !state.keeps(&self.id)? {
+            let _one = self.vaults.placing.lock();
+            self.vaults.may_lie(&self.id, self.around)?;
             state.note_kept_after_all(&caller.name, &self.id).map_err(Lost)?;
         }
         Ok(self.head)

@@ -162,7 +162,8 @@ impl Vaults {
     }
 
     fn open(&self, id: &VaultId, is_for_host: bool) -> Answer<Vault> {
-        let room = self.room.take(is_for_host);
+        // Its sessions had room when they began, and their hosts wait.
+        let room = self.room.take(is_for_host && self.state().leases(id)?.1.is_empty());
         let room = room.ok_or(Refused::TooMuch("the server has as many vaults open as it may"))?;
         let table = match self.anchors.open(id) {
             Err(AnchorError::Missing { .. }) => return Err(Refused::Unknown),
