@@ -22,8 +22,9 @@ pub struct Args {
 
 pub fn freeze(ui: &Ui, args: Args) -> Result<()> {
     let root = mounts::root_at(&args.mountpoint)?;
+    // The request cannot be interrupted, and whoever sends a signal will not thaw.
+    signals::flag_only();
     root.freeze()?;
-    // The request could not be interrupted, and whoever sent the signal will not thaw.
     if signals::interrupted() {
         root.thaw()?;
         signals::check()?;
