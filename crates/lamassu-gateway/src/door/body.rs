@@ -4,7 +4,7 @@ use super::pace::{Pace, Patience};
 use crate::document::{Coming, Document};
 use crate::limits::{Held, Turn};
 use crate::log::RequestLog;
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http_body::{Body, Frame, SizeHint};
 use std::collections::HashSet;
 use std::io;
@@ -14,6 +14,9 @@ use std::task::{Context, Poll};
 
 /// The largest chunk of a body that is signed chunk by chunk: the protocol holds each until it is verified.
 const CHUNK_MAX: u64 = 8 << 20;
+/// Bytes that are handed on together of a body that is signed chunk by chunk. The protocol keeps each frame until its
+/// chunk is verified, and a client can send frames of one byte.
+const TOGETHER: usize = 64 << 10;
 /// The longest line that precedes a chunk.
 const LINE_MAX: usize = 1024;
 /// The most trailers: a checksum of each kind, and their signature.
@@ -28,6 +31,7 @@ pub struct Incoming {
     entry: RequestLog,
     pace: Pace,
     chunks: Option<Chunks>,
+    gathered: Option<Gathered>,
     document: Document,
     coming: Coming,
 }
@@ -42,7 +46,8 @@ impl Incoming {
         is_chunked: bool,
     ) -> Incoming {
         let (pace, chunks) = (Pace::new(patience), is_chunked.then(Chunks::default));
-        Incoming { inner, entry, pace, chunks, document, coming: Coming::Content }
+        let gathered = is_chunked.then(Gathered::default);
+        Incoming { inner, entry, pace, chunks, gathered, document, coming: Coming::Content }
     }
 }
 
@@ -54,7 +59,7 @@ impl Body for Incoming {
         let this = &mut *self;
         let mut coming = std::mem::replace(&mut this.coming, Coming::Content);
         let document = this.document.clone();
-        let polled = coming.poll(&document, cx, |cx| this.poll_checked(cx));
+        let polled = coming.poll(&document, cx, |cx| this.poll_gathered(cx));
         this.coming = coming;
         if let Poll::Ready(Some(Err(error))) = &polled {
             self.entry.is_cut(error.kind());
@@ -64,7 +69,8 @@ impl Body for Incoming {
 
     /// A body in chunks is at its end only when the end was looked at.
     fn is_end_stream(&self) -> bool {
-        self.coming.is_end().unwrap_or_else(|| self.chunks.is_none() && self.inner.is_end_stream())
+        let is_all = || self.gathered.as_ref().is_none_or(|gathered| gathered.next.is_none());
+        self.coming.is_end().unwrap_or_else(|| self.chunks.is_none() && is_all() && self.inner.is_end_stream())
     }
 
     fn size_hint(&self) -> SizeHint {
@@ -73,7 +79,14 @@ impl Body for Incoming {
 }
 
 impl Incoming {
-    fn poll_checked(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+    fn poll_gathered(&mut self, cx: &mut Context<'_>) -> Polled {
+        let Some(mut gathered) = self.gathered.take() else { return self.poll_checked(cx) };
+        let polled = gathered.poll(|| self.poll_checked(cx));
+        self.gathered = Some(gathered);
+        polled
+    }
+
+    fn poll_checked(&mut self, cx: &mut Context<'_>) -> Polled {
         let this = self;
         let Poll::Ready(frame) = Pin::new(&mut this.inner).poll_frame(cx) else {
             return this.pace.poll_wait(cx).map(|()| Some(Err(io::ErrorKind::TimedOut.into())));
@@ -88,6 +101,44 @@ impl Incoming {
         this.entry.received(data.len());
         this.chunks.as_mut().map_or(Ok(()), |chunks| chunks.pass(data))?;
         Poll::Ready(Some(Ok(frame)))
+    }
+}
+
+type Received = Option<io::Result<Frame<Bytes>>>;
+type Polled = Poll<Received>;
+
+/// Frames that are handed on together.
+#[derive(Default)]
+struct Gathered {
+    bytes: BytesMut,
+    /// What came behind the bytes: the end, an error, or trailers.
+    next: Option<Received>,
+}
+
+impl Gathered {
+    fn poll(&mut self, mut poll: impl FnMut() -> Polled) -> Polled {
+        if let Some(next) = self.next.take() {
+            return Poll::Ready(next);
+        }
+        loop {
+            let Poll::Ready(received) = poll() else { return Poll::Pending };
+            let is_data = matches!(&received, Some(Ok(frame)) if frame.is_data());
+            if is_data && let Some(Ok(frame)) = received {
+                self.bytes.extend_from_slice(&frame.into_data().unwrap_or_default());
+                if self.bytes.len() >= TOGETHER {
+                    return self.all();
+                }
+            } else if self.bytes.is_empty() {
+                return Poll::Ready(received);
+            } else {
+                self.next = Some(received);
+                return self.all();
+            }
+        }
+    }
+
+    fn all(&mut self) -> Polled {
+        Poll::Ready(Some(Ok(Frame::data(self.bytes.split().freeze()))))
     }
 }
 
@@ -231,6 +282,25 @@ impl Body for Outgoing {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn frames_of_a_byte_are_handed_on_together() {
+        let byte = || Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(b"x")))));
+        let mut sent = (0..TOGETHER + 7).map(|_| byte()).collect::<Vec<Polled>>();
+        // A pause of the client takes nothing away.
+        sent.insert(5, Poll::Pending);
+        sent.push(Poll::Ready(Some(Err(io::ErrorKind::TimedOut.into()))));
+        let (mut sent, mut gathered) = (sent.into_iter(), Gathered::default());
+        let mut next = || gathered.poll(|| sent.next().unwrap_or(Poll::Ready(None)));
+        let len = |polled: Polled| match polled {
+            Poll::Ready(Some(Ok(frame))) => frame.into_data().map(|data| data.len()).ok(),
+            _ => None,
+        };
+        assert!(next().is_pending());
+        assert_eq!((len(next()), len(next())), (Some(TOGETHER), Some(7)));
+        assert!(matches!(next(), Poll::Ready(Some(Err(_)))), "the error is behind what came before it");
+        assert!(matches!(next(), Poll::Ready(None)));
+    }
     use crate::limits::{Limits, Tenant};
     use crate::metrics::Metrics;
     use http_body_util::BodyExt;

@@ -21,7 +21,7 @@ pub const COMMENTED: &str = r#"# Configuration of `lamassu gateway provider`.
 store = "/srv/lamassu/store"
 # The directory of the proxy's key, and of the numbers of accepted publications. Only the proxy's user may have access.
 # It must be on persistent storage.
-state = "/var/lib/lamassu/proxy"
+state = "/var/lib/lamassu-proxy"
 
 # The address that clients connect to.
 #listen = "127.0.0.1:9000"

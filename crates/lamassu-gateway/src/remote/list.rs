@@ -111,7 +111,8 @@ impl Kept {
                 }
             }
         }
-        true
+        // Without a name it is unknown up to where it has all of them.
+        !self.is_cut || !self.names.is_empty()
     }
 
     fn add(&mut self, name: String, entry: NameEntry, bytes_max: usize) {
@@ -329,6 +330,17 @@ mod tests {
             kept.add((*name).into(), NameEntry { is_group: name.ends_with('/'), stored: None }, bytes_max);
         }
         kept
+    }
+
+    /// Those between its last name and the new one are unknown.
+    #[test]
+    fn a_listing_that_was_cut_off_and_has_no_name_left_is_not_kept() {
+        let which = ("b".to_owned(), String::new(), None);
+        let mut cut = kept(&["a", "b", "c", "d"], 2 * (ENTRY + 1));
+        assert!(cut.is_cut && cut.change(&which, "a", false, usize::MAX));
+        assert!(!cut.change(&which, "b", false, usize::MAX));
+        let mut whole = kept(&["a"], usize::MAX);
+        assert!(whole.change(&which, "a", false, usize::MAX) && whole.change(&which, "z", true, usize::MAX));
     }
 
     fn names(entries: &Entries) -> Vec<&str> {

@@ -46,12 +46,15 @@ use list::Listings;
 use lru::LruCache;
 use parking_lot::Mutex;
 use properties::Properties;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+/// Most bytes of names of buckets, of uploads, or of parts that are accepted from a provider, which may list anything:
+/// enough for a million.
+const NAMES_MAX: usize = 128 << 20;
 /// Number of objects whose properties are kept in memory: 25 MiB, if clients give few with them.
 const KNOWN_MAX: NonZeroUsize = NonZeroUsize::new(50_000).unwrap();
 /// How long a bucket counts as existing after a check.
@@ -187,16 +190,22 @@ impl Remote {
     /// # Errors
     /// Those of the provider.
     pub fn buckets(&self, is_shown: &dyn Fn(&str) -> bool, most: usize) -> Result<Vec<(String, String)>> {
-        let mut names = Vec::new();
+        // By name: a provider may send the same one again and again.
+        let (mut names, mut bytes) = (BTreeMap::new(), 0);
         self.client.pages(&self.prefix, true, |page| {
             for prefix in page.prefixes {
                 let stored = prefix.strip_prefix(&self.prefix).unwrap_or_default().trim_end_matches('/').to_owned();
                 let opened = self.files.top().open(&stored).and_then(|name| String::from_utf8(name).ok());
-                names.extend(opened.filter(|name| is_shown(name)).map(|name| (name, stored)));
+                if let Some(name) = opened.filter(|name| is_shown(name)) {
+                    let len = name.len() + stored.len();
+                    bytes += if names.insert(name, stored).is_none() { len } else { 0 };
+                }
             }
-            Ok(())
+            match bytes > NAMES_MAX {
+                true => Err(RemoteError::Answer(format!("too many names below {}", self.prefix))),
+                false => Ok(()),
+            }
         })?;
-        names.sort_unstable();
         let mut found = Vec::new();
         for (name, stored) in names {
             work::wanted(RemoteError::GivenUp)?;

@@ -9,7 +9,7 @@ use super::error::{RemoteError, Result};
 use super::objects::shown;
 use super::properties::Properties;
 use super::upload::Upload as Storing;
-use super::{Remote, at_once};
+use super::{NAMES_MAX, Remote, at_once};
 use crate::locks::Alone;
 use crate::objects::attrs::{Attrs, Shown};
 use crate::objects::parts::{self, tag_of};
@@ -25,8 +25,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 const UPLOADS: &str = "lamassu.uploads";
 /// An upload's record.
 const RECORD: &str = "upload";
-/// Most bytes of names of uploads and parts accepted from a provider, which may list anything: enough for a million.
-const NAMES_MAX: usize = 128 << 20;
 /// Number of records that a listing holds in memory at once.
 const RECORDS_MAX: usize = 256;
 
@@ -427,6 +425,7 @@ impl Remote {
         let open = self.open_for(reading, &(0..part.shown.size))?;
         let mut at = 0;
         while at < part.shown.size {
+            work::pause()?;
             let piece = open.read(at, PIECE)?;
             if piece.is_empty() {
                 return Err(RemoteError::Damaged(format!("{}: it ends too early", part.place)));

@@ -8,7 +8,7 @@ use percent_encoding::percent_decode_str;
 use s3s::dto::{ETag, ETagCondition, Metadata, Tag, Timestamp};
 use s3s::{S3Result, s3_error};
 use std::collections::BTreeMap;
-use std::time::{Duration, SystemTime};
+use time::OffsetDateTime;
 
 /// Headers that an object keeps.
 const HEADERS: [&str; 6] =
@@ -103,10 +103,12 @@ pub fn tag_set(attrs: &Attrs) -> Vec<Tag> {
     attrs.given.tags.iter().map(tag).collect()
 }
 
-/// The time of the last change.
+/// The time of the last change. A file may have any time: one before 1970, or after the year 9999, which no answer can
+/// have, is shown as 1970.
 pub fn timestamp(time: Time) -> Timestamp {
-    let since = Duration::new(u64::try_from(time.seconds).unwrap_or(0), time.nanos);
-    SystemTime::UNIX_EPOCH.checked_add(since).unwrap_or(SystemTime::UNIX_EPOCH).into()
+    let shown = OffsetDateTime::from_unix_timestamp(time.seconds.max(0)).ok();
+    let shown = shown.and_then(|shown| shown.replace_nanosecond(time.nanos).ok());
+    shown.unwrap_or(OffsetDateTime::UNIX_EPOCH).into()
 }
 
 /// The entity tag.
@@ -191,6 +193,16 @@ pub fn guard(matches: Option<ETagCondition>, none: Option<ETagCondition>) -> S3R
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn any_time_of_a_file_can_be_shown() {
+        let shown = |seconds, nanos| OffsetDateTime::from(timestamp(Time { seconds, nanos })).unix_timestamp_nanos();
+        assert_eq!(shown(1_700_000_000, 5), 1_700_000_000_000_000_005);
+        assert_eq!(shown(253_402_300_799, 999_999_999), 253_402_300_799_999_999_999);
+        for seconds in [-1, i64::MIN, 253_402_300_800, i64::MAX] {
+            assert_eq!(shown(seconds, 0), 0, "{seconds}");
+        }
+    }
 
     #[test]
     fn what_is_given_is_kept_and_bounded() {

@@ -13,6 +13,7 @@ use crate::remote::list::Item;
 use crate::remote::objects::{Open, time_of};
 use crate::remote::upload::Upload as Storing;
 use crate::remote::{Remote, RemoteError};
+use crate::work;
 use lamassu_vault::{Owner, Time};
 use s3s::{S3Error, S3Result};
 use std::cell::RefCell;
@@ -41,6 +42,7 @@ fn read_through(
 ) -> Result<(), RemoteError> {
     let mut at = range.start;
     while at < range.end {
+        work::pause()?;
         let piece = open.read(at, PIECE.min(usize::try_from(range.end - at).unwrap_or(PIECE)))?;
         if piece.is_empty() {
             return Err(RemoteError::Damaged("an object ends too early".into()));
