@@ -102,6 +102,16 @@ pub enum Error {
     /// The user's, or the system's: nowhere to look for an anchor.
     #[error("there is no place for anchors: set HOME or XDG_STATE_HOME, or name the anchor's file with --anchor FILE")]
     NoAnchorPlace,
+    /// The user's, or a disk's that is not mounted: the anchor that is to be replaced cannot be looked at.
+    #[error(
+        "this host remembers the vault's anchor in {}, and the file is not there: mount its disk; if it is lost, say \
+         with --anchor FILE where the new one is to be",
+        .path.display()
+    )]
+    RememberedAnchorGone {
+        /// where it was
+        path: PathBuf,
+    },
     /// The user's: what needs the anchor in a file of this host's.
     #[error(
         "the server {server} keeps the anchor of this vault, and this cannot be done there yet: take the anchor back \

@@ -152,7 +152,7 @@ fn host(error: &Error) -> FaultKind {
         Error::Copy(CopyError::Stopped) => FaultKind::Interrupted,
         Error::SelfTest(_) => FaultKind::SelfTest,
         Error::Import(e) => import(e),
-        Error::NoAnchorPlace => FaultKind::AnchorMissing,
+        Error::NoAnchorPlace | Error::RememberedAnchorGone { .. } => FaultKind::AnchorMissing,
         Error::NotADirectory { .. } | Error::NotAVault { .. } | Error::NoHeader { .. } => FaultKind::Directory,
         Error::DirNotEmpty { .. } | Error::CloneExists { .. } | Error::CloneWithin { .. } => FaultKind::Directory,
         Error::Locked { .. } => FaultKind::Locked,

@@ -197,6 +197,7 @@ fn says_what_to_do(fault: &Fault) -> bool {
         | Fault::Mount(MountError::HelperRefused(_)) => true,
         Fault::Host(host) => match host.innermost() {
             HostError::File(FileError::Missing { .. })
+            | HostError::RememberedAnchorGone { .. }
             | HostError::Vault(VaultError::Store(StoreError::NotEvaluated(_))) => true,
             // A file that this user may not read is no damage.
             HostError::File(FileError::Read { op: _, path: _, source }) => {

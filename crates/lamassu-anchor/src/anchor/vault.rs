@@ -4,7 +4,7 @@ use super::{Anchor, Result, VAULT_KEY};
 use crate::queue::EntryMark;
 use crate::row::{Announced, Sealed, VaultRow};
 use crate::table::Space;
-use crate::{AnchorError, Digest, ObjectId};
+use crate::{AnchorError, Digest, ObjectId, Revision};
 use lamassu_format::header::VaultId;
 use std::collections::HashSet;
 
@@ -114,6 +114,19 @@ impl Anchor {
     pub fn history_goes_to(&self, count: u64, head: Digest) -> Result<()> {
         match self.vault().history.0 < count {
             true => self.commit_vault(|vault| vault.history = (count, head)),
+            false => Ok(()),
+        }
+    }
+
+    /// Continues the revisions of an anchor that this one replaces. Who has seen that one takes a lower revision for an
+    /// older state.
+    ///
+    /// # Errors
+    /// As [`Anchor::commit_vault`].
+    pub fn revisions_go_on_after(&self, replaced: Revision) -> Result<()> {
+        match self.vault().revision <= replaced {
+            // The commit itself is one more.
+            true => self.commit_vault(|vault| vault.revision = replaced),
             false => Ok(()),
         }
     }

@@ -16,6 +16,7 @@
 //!
 //! Locks, in this order: `position`, `database`, then `logged`, the shared snapshot, and those of the backend.
 
+mod anew;
 mod backend;
 mod close;
 #[cfg(test)]
@@ -56,8 +57,6 @@ const SMALL_LEN: u64 = 16 << 20;
 /// The longest time in which a writer writes one record: after that the end of its log has moved, or the log is
 /// damaged.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
-/// How long a failed database waits for its readers before it is replaced.
-const READERS_WAITED_FOR: Duration = Duration::from_millis(500);
 /// Rows that a scan reads at a time.
 const SCANNED_AT_ONCE: usize = 1024;
 
@@ -328,36 +327,6 @@ impl DiskTable {
         }
     }
 
-    /// Replaces the failed database with this number by a new one, unless another thread has done so. The transaction
-    /// of the failed one is rolled back. While someone reads the failed one for long, this fails, and is left to a
-    /// later call: a reader may be as slow as whoever is sent what it reads.
-    fn open_anew(&self, op: &'static str, number: u64) -> Result<(), AnchorError> {
-        let busy = || AnchorError::io(op, &self.path)(io::ErrorKind::ResourceBusy.into());
-        let current = &mut *self.database.try_write_for(READERS_WAITED_FOR).ok_or_else(busy)?;
-        if self.is_broken.load(Ordering::Acquire) {
-            return Err(AnchorError::Broken);
-        }
-        if current.handle.is_some() && current.number != number {
-            return Ok(());
-        }
-        let broken = || {
-            self.is_broken.store(true, Ordering::Release);
-            AnchorError::Broken
-        };
-        self.backend.keep_locks();
-        current.kept.forget();
-        let old = current.handle.take();
-        current.number += 1;
-        fenced(|| drop(old)).ok_or_else(broken)?;
-        if self.role == Role::Writer {
-            self.backend.roll_back().map_err(AnchorError::io(op, &self.path))?;
-        }
-        let opened = fenced(|| self.role.open(&self.backend)).ok_or_else(broken)?;
-        current.handle = Some(opened.map_err(|error| self.failed(op, error.into()))?);
-        self.backend.leave_locks();
-        Ok(())
-    }
-
     /// From now on so many bytes of the disk stay free when the file grows: a commit fails before it takes them.
     #[must_use]
     pub fn keeping_free(self, bytes: u64) -> DiskTable {
@@ -436,7 +405,10 @@ impl DiskTable {
 
     /// Makes the logged changes and these ones durable in the database. The log is empty after that.
     fn store(&self, op: &'static str, position: &mut Position, changes: &[Change]) -> Result<(), AnchorError> {
-        self.backend.reserve_again().map_err(AnchorError::io(op, &self.path))?;
+        if let Err(error) = self.backend.reserve_again() {
+            self.void_failed_record(op)?;
+            return Err(AnchorError::io(op, &self.path)(error));
+        }
         let given_up = Some(self.database.read()).filter(|current| current.handle.is_none());
         if let Some(number) = given_up.map(|current| current.number) {
             self.open_anew(op, number)?;
@@ -458,6 +430,7 @@ impl DiskTable {
                 Err(other) => return Err(other),
             }
         }
+        self.backend.log_is_void();
         *position = Position::front_of(generation);
         *self.logged.lock() = Arc::new(Logged::none_of(generation));
         Ok(())

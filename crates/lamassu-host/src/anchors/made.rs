@@ -3,7 +3,7 @@
 use super::place::{make_dir_of, refuse_within, settled};
 use super::{Access, Anchors, Open};
 use crate::open::{backend, options};
-use crate::{Error, Place, Result};
+use crate::{Place, Result};
 use lamassu_anchor::export::{self, Rights};
 use lamassu_anchor::table::DiskTable;
 use lamassu_anchor::{Anchor, VaultRow};
@@ -62,8 +62,8 @@ impl Anchors {
     /// Makes the anchor of a new vault from its tree, in a new file. `dir`: the vault's store.
     ///
     /// # Errors
-    /// [`lamassu_anchor::AnchorError`]; [`Error::AnchorInStore`], [`Error::Local`], [`Error::NoRandom`]; those of the
-    /// vault.
+    /// [`lamassu_anchor::AnchorError`]; [`crate::Error::AnchorInStore`], [`crate::Error::Local`],
+    /// [`crate::Error::NoRandom`]; those of the vault.
     pub fn make(
         &self,
         header: &VaultHeader,
@@ -112,24 +112,23 @@ impl Anchors {
     ) -> Result<(PathBuf, Rebuilt)> {
         let (id, mut trees) = (header.id(), NewTrees::default());
         self.refuse_server(&id)?;
-        let file = match self.is_there(&id)? {
-            true => self.file_of(&id)?.ok_or(Error::NoAnchorPlace)?,
-            false => self.file_for_new(&id, None)?,
-        };
+        let file = self.file_to_replace(&id)?;
         if file.parent() == self.dir() {
             make_dir_of(&file)?;
         }
         refuse_within(&file, dir)?;
         // Held open, so that no process writes the anchor that is about to be replaced.
         let present = super::moved::present(&file, &id)?;
+        let mut replaced = None;
         if let Some(present) = &present {
-            let VaultRow { degree_log2, blocks, .. } = present.vault();
+            let VaultRow { degree_log2, blocks, revision, .. } = present.vault();
             trees = NewTrees { degree_log2, blocks };
+            replaced = Some(revision);
         }
-        let mut rebuilt = Rebuilt::default();
-        super::moved::replace(&file, |table| {
-            rebuilt = rebuild(vault, header, table, trees, progress)?.1;
-            Ok(())
+        let rebuilt = super::moved::replace(&file, |table| {
+            let (anchor, rebuilt) = rebuild(vault, header, table, trees, progress)?;
+            replaced.map_or(Ok(()), |replaced| anchor.revisions_go_on_after(replaced))?;
+            Ok(rebuilt)
         })?;
         drop(present);
         self.remember(&id, &settled(&file)?)?;

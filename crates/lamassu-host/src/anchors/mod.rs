@@ -47,6 +47,7 @@ use lamassu_lease::Mode;
 use lamassu_rpc::host::{Mirrored, Turns};
 use lamassu_vault::VaultError;
 use std::collections::HashMap;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -336,9 +337,17 @@ impl Anchors {
         Ok(self.is_there(vault)? || self.is_at_server(vault)?)
     }
 
-    /// Whether there is an anchor of this vault on this host.
+    /// Whether there is an anchor of this vault on this host. One that is remembered elsewhere than in the usual place
+    /// counts, although its file is not there: its disk may not be mounted yet.
     fn is_there(&self, vault: &VaultId) -> Result<bool> {
-        Ok(self.file_of(vault)?.is_some_and(|path| path.symlink_metadata().is_ok()))
+        let Some(path) = self.file_of(vault)? else { return Ok(false) };
+        match path.symlink_metadata() {
+            Ok(_) => Ok(true),
+            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+                self.is_noted_in(vault, &path)
+            }
+            Err(source) => Err(Error::Local { op: "look at", path, source }),
+        }
     }
 }
 

@@ -11,7 +11,8 @@ use lamassu_format::header::VaultId;
 use lamassu_vault::VaultError;
 use std::collections::BTreeSet;
 use std::ffi::OsString;
-use std::io::Read;
+use std::io::{ErrorKind, Read};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -62,10 +63,7 @@ impl Anchors {
         takes_older: bool,
     ) -> Result<Imported> {
         self.refuse_server(vault)?;
-        let path = match self.is_there(vault)? {
-            true => self.file_of(vault)?.ok_or(crate::Error::NoAnchorPlace)?,
-            false => self.file_for_new(vault, None)?,
-        };
+        let path = self.file_to_replace(vault)?;
         if path.parent() == self.dir() {
             make_dir_of(&path)?;
         }
@@ -100,11 +98,30 @@ impl Anchors {
     /// Moves a vault's anchor from one file to another, and replaces an existing file.
     pub(super) fn move_file(&self, vault: &VaultId, from: &Path, to: &Path) -> Result<()> {
         let table = Arc::new(DiskTable::open(from)?);
+        // A copy would give damage checksums that are right.
+        table.verify()?;
         Anchor::open(table.clone(), vault)?;
+        // By another path: the directory of anchors may be reached through a link.
+        if is_one_file(from, to)? {
+            return self.remember(vault, to).map(drop);
+        }
         replace(to, |new| copy(&table, &new))?;
         self.remember(vault, to)?;
         drop(table);
         std::fs::remove_file(from).map_err(|source| crate::Error::Local { op: "remove", path: from.into(), source })
+    }
+}
+
+/// Whether two paths lead to one file. The second need not exist.
+fn is_one_file(file: &Path, other: &Path) -> Result<bool> {
+    let look = |path: &Path| path.symlink_metadata().map(|st| (st.dev(), st.ino()));
+    let failed = |path: &Path| {
+        let path = path.to_owned();
+        move |source| crate::Error::Local { op: "look at", path, source }
+    };
+    match look(other) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+        there => Ok(look(file).map_err(failed(file))? == there.map_err(failed(other))?),
     }
 }
 
@@ -257,7 +274,7 @@ fn suffixed(path: &Path, suffix: &str) -> PathBuf {
     name.into()
 }
 
-fn sync_dir_of(path: &Path) -> std::io::Result<()> {
+pub(super) fn sync_dir_of(path: &Path) -> std::io::Result<()> {
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
     std::fs::File::open(dir)?.sync_all()
 }

@@ -136,6 +136,34 @@ impl Anchors {
         })
     }
 
+    /// Whether this host remembers that the anchor of a vault is in this file.
+    ///
+    /// # Errors
+    /// [`Error::Local`].
+    pub(super) fn is_noted_in(&self, vault: &VaultId, file: &Path) -> Result<bool> {
+        let noted = self.note_of(vault).map(|note| read_note(&note)).transpose()?.flatten();
+        Ok(matches!(noted, Some(Noted::File(noted)) if noted == file))
+    }
+
+    /// The file of the anchor that is to be replaced as a whole, or of a new one if there is none.
+    ///
+    /// # Errors
+    /// [`Error::RememberedAnchorGone`]: it would be replaced without a look at it. [`Error::NoAnchorPlace`],
+    /// [`Error::Local`].
+    pub(super) fn file_to_replace(&self, vault: &VaultId) -> Result<PathBuf> {
+        if !self.is_there(vault)? {
+            return self.file_for_new(vault, None);
+        }
+        let path = self.file_of(vault)?.ok_or(Error::NoAnchorPlace)?;
+        let is_chosen = matches!(self.choice, Choice::File(_)) && self.is_chosen_for(vault);
+        match path.symlink_metadata() {
+            Err(error) if !is_chosen && error.kind() == io::ErrorKind::NotFound => {
+                Err(Error::RememberedAnchorGone { path })
+            }
+            Ok(_) | Err(_) => Ok(path),
+        }
+    }
+
     /// Remembers the server that keeps the anchor of a vault. Without a directory of anchors, the user must name it
     /// each time.
     ///
@@ -212,7 +240,8 @@ impl Anchors {
     /// [`Error::Local`], [`Error::File`].
     pub fn remember(&self, vault: &VaultId, file: &Path) -> Result<bool> {
         let (Some(note), Some(usual)) = (self.note_of(vault), self.usual(vault)) else { return Ok(false) };
-        if file == usual {
+        // The directory of anchors may be reached through a link.
+        if file == usual || settled(&usual).is_ok_and(|usual| usual == file) {
             forget_note(&note)?;
             return Ok(true);
         }
@@ -319,9 +348,13 @@ fn write_note(note: &Path, file: &Path) -> Result<()> {
 
 fn forget_note(note: &Path) -> Result<()> {
     match std::fs::remove_file(note) {
-        Err(source) if source.kind() != io::ErrorKind::NotFound => {
-            Err(Error::Local { op: "remove", path: note.into(), source })
-        }
-        Ok(()) | Err(_) => Ok(()),
+        // What it named may be removed next, perhaps on another disk.
+        Ok(()) => super::moved::sync_dir_of(note).map_err(|source| Error::Local {
+            op: "sync the directory of",
+            path: note.into(),
+            source,
+        }),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(source) => Err(Error::Local { op: "remove", path: note.into(), source }),
     }
 }

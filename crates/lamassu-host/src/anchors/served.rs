@@ -330,6 +330,8 @@ impl Anchors {
             }
             begun => begun?,
         };
+        // It becomes the anchor, and the server gives up its own.
+        table.copy().verify()?;
         self.note_taken_to(vault, to)?;
         if !is_usual {
             replace(to, |new| copy(table.copy(), &new))?;

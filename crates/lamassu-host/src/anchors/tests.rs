@@ -79,6 +79,59 @@ fn an_anchor_lies_in_the_usual_place_or_where_it_was_put() {
     assert!(matches!(Anchors::default().open(&VAULT, Access::Read), Err(Error::NoAnchorPlace)));
 }
 
+/// As with a HOME on another disk.
+#[test]
+fn an_anchor_whose_directory_is_reached_through_a_link_is_not_moved_onto_itself() {
+    let host = Host::new();
+    fs::create_dir(host.path("disk")).unwrap();
+    std::os::unix::fs::symlink(host.path("disk"), host.path("link")).unwrap();
+    let anchors = Anchors::within(Some(host.path("link/anchors")));
+    let host = Host { anchors, ..host };
+    let usual = host.anchors.usual(&VAULT).unwrap();
+    let _ = host.make(VAULT, &usual).unwrap().keep();
+    // The same place, so nothing is noted; and whoever noted it before is not harmed.
+    assert_eq!(host.anchors.file_of(&VAULT).unwrap(), Some(usual.clone()));
+    host.anchors.move_file(&VAULT, &settled(&usual).unwrap(), &usual).unwrap();
+    host.anchors.open(&VAULT, Access::Read).unwrap();
+}
+
+#[test]
+fn an_anchor_that_is_remembered_counts_while_its_disk_is_away() {
+    let host = Host::new();
+    fs::create_dir(host.path("disk")).unwrap();
+    let file = host.path("disk/a");
+    let _ = host.make(VAULT, &file).unwrap().keep();
+    let again = host.again(Choice::Remembered);
+    assert!(again.is_there(&VAULT).unwrap());
+    fs::rename(host.path("disk"), host.path("away")).unwrap();
+    assert!(again.is_there(&VAULT).unwrap());
+    assert!(matches!(again.file_to_replace(&VAULT), Err(Error::RememberedAnchorGone { path }) if path == file));
+    // A header that says nothing of an anchor is older than it.
+    let lost = Replacement { is_anchored: false, ..replacement(Basis::Decided, 5) };
+    assert!(again.replacing(&lost).is_err());
+    // The user says where the new one is to be.
+    let chosen = host.again(Choice::File(host.path("b")));
+    assert_eq!(chosen.file_to_replace(&VAULT).unwrap(), host.path("b"));
+    assert!(!again.is_there(&OTHER).unwrap());
+}
+
+/// A copy would have right checksums over wrong bytes.
+#[test]
+fn a_damaged_anchor_is_not_moved() {
+    let host = Host::new();
+    let usual = host.anchors.usual(&VAULT).unwrap();
+    let made = host.make(VAULT, &usual).unwrap();
+    made.anchor.as_ref().unwrap().history_goes_to(7, Digest([0xa5; 32])).unwrap();
+    let _ = made.keep();
+    let mut bytes = fs::read(&usual).unwrap();
+    let last = bytes.windows(32).rposition(|window| window == [0xa5; 32]).unwrap();
+    bytes[last + 3] ^= 1;
+    fs::write(&usual, bytes).unwrap();
+    let to = host.path("b");
+    assert!(host.again(Choice::Remembered).move_to(&VAULT, &host.path("vault"), &to).is_err());
+    assert!(usual.exists() && !to.exists());
+}
+
 #[test]
 fn what_is_not_kept_is_taken_back() {
     let host = Host::new();

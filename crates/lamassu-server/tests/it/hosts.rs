@@ -39,6 +39,24 @@ fn a_vault_goes_from_host_to_host_and_no_older_state_passes() {
     b.run("scrub store/v").code(30);
 }
 
+/// Each of them finds no copy of the anchor on this host.
+#[test]
+fn processes_of_a_host_that_read_at_once_make_one_copy() {
+    let lab = Lab::new();
+    let (a, b) = (lab.joined("a"), lab.joined("b"));
+    let id = lab.vault(a);
+    lab.grant(b, &id);
+    let copy = lab.path(&format!("state-b/lamassu/anchors/{}.anchor", id.replace('-', "")));
+    let line = format!("anchor status --anchor {} store/v", lab.url());
+    for _ in 0..6 {
+        std::thread::scope(|s| {
+            let all = [(); 3].map(|()| s.spawn(|| b.run(&line)));
+            all.into_iter().for_each(|one| drop(one.join().unwrap().ok()));
+        });
+        fs::remove_file(&copy).unwrap();
+    }
+}
+
 #[test]
 fn a_token_is_for_one_host_and_once_and_names_its_server() {
     let lab = Lab::new();

@@ -449,6 +449,40 @@ fn an_anchor_that_was_lost_is_made_anew() {
     b.run("ls v").ok();
 }
 
+/// An export from before is older than what was rebuilt, although that begins with nothing known.
+#[test]
+fn what_is_rebuilt_has_a_higher_revision() {
+    let b = bench();
+    b.run_with("cp v - vault:f", b"content").ok();
+    b.run("anchor export v out").ok();
+    b.run("anchor rebuild v").ok();
+    b.run("anchor import v out").code(28).says("--older");
+    assert_eq!(b.run("cat v f").ok().text(), "content");
+}
+
+/// A disk that is not mounted yet makes no anchored vault an unanchored one.
+#[test]
+fn an_anchor_whose_disk_is_away_is_remembered() {
+    let b = bench();
+    b.run("init --anchor none w").ok();
+    let header = b.path("w/lamassu.vault");
+    let old = fs::read(&header).unwrap();
+    b.dir("disk/deep");
+    b.run("anchor rebuild --anchor disk/deep/w w").ok();
+    let new = fs::read(&header).unwrap();
+    fs::rename(b.path("disk/deep"), b.path("disk/away")).unwrap();
+    b.run("ls w").code(60);
+    fs::write(&header, old).unwrap();
+    b.run("ls w").code(30);
+    fs::write(&header, new).unwrap();
+    b.run("anchor rebuild w").code(60).says("disk/deep/w").says("--anchor FILE");
+    fs::rename(b.path("disk/away"), b.path("disk/deep")).unwrap();
+    b.run("ls w").ok();
+    fs::remove_dir_all(b.path("disk/deep")).unwrap();
+    b.run("anchor rebuild --anchor disk/w w").ok();
+    b.run("ls w").ok();
+}
+
 /// A file that was named by mistake, or that a newer program made, is not replaced.
 #[test]
 fn a_file_that_may_be_a_good_anchor_is_not_replaced() {

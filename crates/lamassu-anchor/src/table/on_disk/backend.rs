@@ -6,12 +6,13 @@
 //! * Locks stay. They belong to the open file, which stays the same, so that no other process gets the file.
 //! * A failed transaction is rolled back, whatever of it was written. redb never overwrites what its last durable
 //!   transaction refers to, so restoring that transaction's header is enough.
+//! * A record of the log that was perhaps written is made void: its commit may have returned an error.
 //!
 //! Before redb sees a longer file, space is reserved if the file system can do that. So a full disk is noticed before a
 //! transaction writes anything. Bytes of the disk stay free for others ([`Backend::keep_free`]): redb doubles its file,
 //! and would take all that is left.
 
-use super::log::{DATABASE_AT, Record};
+use super::log::{BLOCK_LEN, DATABASE_AT, Record};
 use parking_lot::Mutex;
 use redb::backends::FileBackend;
 use redb::{BackendError, StorageBackend};
@@ -45,6 +46,8 @@ pub(super) struct Backend {
     redb: FileBackend,
     locks: Mutex<Locks>,
     header: Mutex<Header>,
+    /// Where a record of the log begins that may have been written, although that failed.
+    perhaps_logged: Mutex<Option<u64>>,
     /// Bytes by which the file could not be extended.
     short_of: AtomicU64,
     /// Bytes of the disk that stay free when the file grows.
@@ -106,6 +109,7 @@ impl Backend {
             redb,
             locks: Mutex::default(),
             header: Mutex::new(Header { durable: header.clone(), written: header }),
+            perhaps_logged: Mutex::default(),
             short_of: AtomicU64::new(0),
             kept_free: AtomicU64::new(KEPT_FREE),
             written: AtomicU64::new(0),
@@ -125,9 +129,22 @@ impl Backend {
 
     /// Writes a record of the log, durably.
     pub fn write_record(&self, record: &Record) -> io::Result<()> {
+        *self.perhaps_logged.lock() = Some(record.at);
         self.check("write")?;
         self.write_at(record.at, &record.bytes)?;
-        self.flush()
+        self.flush()?;
+        *self.perhaps_logged.lock() = None;
+        Ok(())
+    }
+
+    /// Whether a record may have been written, although that failed.
+    pub fn has_perhaps_logged(&self) -> bool {
+        self.perhaps_logged.lock().is_some()
+    }
+
+    /// The log begins anew: its former records are void.
+    pub fn log_is_void(&self) {
+        *self.perhaps_logged.lock() = None;
     }
 
     fn write_at(&self, at: u64, bytes: &[u8]) -> io::Result<()> {
@@ -191,7 +208,7 @@ impl Backend {
         self.header.lock().durable.get(LAST_AT).map(|byte| byte & 1)
     }
 
-    /// Undoes the writes of a failed transaction.
+    /// Undoes the writes of a failed transaction, and a failed write to the log.
     pub fn roll_back(&self) -> io::Result<()> {
         let header = &mut *self.header.lock();
         if header.written != header.durable && !header.durable.is_empty() {
@@ -199,8 +216,15 @@ impl Backend {
             self.write_at(DATABASE_AT, &header.durable)?;
             header.written.clone_from(&header.durable);
         }
+        let perhaps_logged = &mut *self.perhaps_logged.lock();
+        if let Some(at) = *perhaps_logged {
+            self.check("write")?;
+            self.write_at(at, &[0; BLOCK_LEN])?;
+        }
         // Needed even if the header is unchanged: after a failed barrier nothing is known.
-        self.flush()
+        self.flush()?;
+        *perhaps_logged = None;
+        Ok(())
     }
 
     /// From now on so many bytes of the disk stay free when the file grows.

@@ -77,6 +77,38 @@ fn what_failed_did_not_happen_and_what_follows_does() {
     }
 }
 
+/// The record of a small commit may be in the file, although its barrier has failed, and the database did not take the
+/// commit either.
+#[test]
+fn what_was_perhaps_logged_is_void_before_anything_is_answered() {
+    for (call, errno) in [("sync", libc::EIO), ("reserve", libc::ENOSPC)] {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, copy) = (dir.path().join("anchor"), dir.path().join("copy"));
+        let table = DiskTable::create(&path).unwrap();
+        table.commit(&[put(b"a", b"1")]).unwrap();
+        if call == "reserve" {
+            // From now on each transaction asks for space first, and finds none.
+            let large: Vec<_> = (0..8000_u32).map(|n| put(&n.to_be_bytes(), &[7; 200])).collect();
+            fail(&table, "reserve", 0, errno);
+            assert!(table.commit(&large).is_err());
+            assert_eq!(value(&table, b"a").unwrap(), b"1");
+            mend(&table);
+        }
+        fail(&table, "sync", 0, libc::EIO);
+        assert!(table.commit(&[put(b"b", b"2")]).is_err(), "{call}");
+        mend(&table);
+        assert_eq!(value(&table, b"b"), None, "{call}");
+        // As if the process were killed now.
+        std::fs::copy(&path, &copy).unwrap();
+        std::fs::set_permissions(&copy, std::os::unix::fs::PermissionsExt::from_mode(FILE_MODE)).unwrap();
+        let after = DiskTable::open(&copy).unwrap();
+        assert_eq!((value(&after, b"a").as_deref(), value(&after, b"b")), (Some(&b"1"[..]), None), "{call}");
+        table.commit(&[put(b"b", b"3")]).unwrap();
+        drop(table);
+        assert_eq!(value(&DiskTable::open(&path).unwrap(), b"b").unwrap(), b"3");
+    }
+}
+
 /// A file whose disk is gone for a while is read again when it is back.
 #[test]
 fn reads_fail_while_the_disk_does() {

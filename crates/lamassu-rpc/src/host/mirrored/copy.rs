@@ -9,11 +9,13 @@ use crate::convert::{self, Counted};
 use crate::host::{Result, Session};
 use crate::{CHANGES_MAX, DELTA_COMMITS_MAX, DELTA_MAX, proto};
 use lamassu_anchor::head::Head;
-use lamassu_anchor::table::{Change, DiskTable, Space, Table};
+use lamassu_anchor::table::{Change, DiskTable, FILE_MODE, Space, Table};
 use lamassu_anchor::{Anchor, AnchorError, Revision, ServerFault};
 use lamassu_format::header::VaultId;
+use rustix::fs::OFlags;
 use std::ffi::OsString;
 use std::fs;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -60,6 +62,9 @@ pub(crate) fn up_to_date(
     file: &Path,
     local: Option<Arc<DiskTable>>,
 ) -> Result<(Arc<DiskTable>, Option<Vec<Change>>)> {
+    // An open copy keeps other processes out. Without one, two would fill the same new file.
+    let _alone = if local.is_none() { Some(alone(file)?) } else { None };
+    let local = if local.is_none() { existing(DiskTable::open(file))? } else { local };
     let known = local.as_ref().map(|local| Head::of(&**local)).transpose()?.flatten();
     let seen = match &local {
         Some(local) if known == Some(session.head) => return Ok((local.clone(), Some(Vec::new()))),
@@ -71,7 +76,7 @@ pub(crate) fn up_to_date(
         Some(local) => revision(local, &vault)?,
         None => None,
     };
-    let new = beside(file);
+    let new = beside(file, ".new");
     // An interrupted run may have left it.
     let _ = fs::remove_file(&new);
     let placed = fetch(session, known, &new).and_then(|fetched| match (fetched, &local) {
@@ -95,10 +100,19 @@ pub(crate) fn up_to_date(
     })
 }
 
-fn beside(file: &Path) -> PathBuf {
+fn beside(file: &Path, suffix: &str) -> PathBuf {
     let mut name = OsString::from(file.as_os_str());
-    name.push(".new");
+    name.push(suffix);
     name.into()
+}
+
+/// Waits until no other process of this host makes this copy, and keeps others from it.
+fn alone(file: &Path) -> Result<fs::File> {
+    let path = beside(file, ".lock");
+    let mut options = fs::File::options();
+    options.create(true).truncate(false).write(true).mode(FILE_MODE).custom_flags(OFlags::NOFOLLOW.bits() as i32);
+    let locked = options.open(&path).and_then(|lock| lock.lock().map(|()| lock));
+    locked.map_err(|source| AnchorError::Io { op: "lock", path, source })
 }
 
 /// What a server sends of its table.
