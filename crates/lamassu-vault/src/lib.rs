@@ -405,21 +405,6 @@ impl Vault {
         &self.ctx.ring
     }
 
-    /// Admission of a change: refuses it, or holds off `freeze` until the pass is dropped. Waits while frozen. Never
-    /// taken twice by one call: in between, `freeze` would wait for the first pass, and the second would wait for
-    /// `thaw`.
-    fn change(&self) -> Result<gate::Pass<'_>> {
-        if self.options.read_only {
-            return Err(VaultError::ReadOnly);
-        }
-        let pass = self.gate.enter();
-        if self.closed.load(Ordering::Acquire) {
-            return Err(VaultError::ReadOnly);
-        }
-        self.anchored.as_ref().map_or(Ok(()), Anchored::note_in_use)?;
-        Ok(pass)
-    }
-
     /// The result of a read, if it is still valid when the call ends (R4 of `docs/sharing.md`): another host may have
     /// changed the vault meanwhile. An error that says whether an entry exists is a result, too.
     fn read_current<T>(&self, read: impl FnOnce() -> Result<T>) -> Result<T> {

@@ -307,8 +307,10 @@ impl Vault {
         if !access.write || !open.file().is_dirty() {
             return Ok(());
         }
-        let _pass = self.change()?;
-        Ok(open.flush()?)
+        match self.change_unless_still()? {
+            Some(_pass) => Ok(open.flush()?),
+            None => Ok(()),
+        }
     }
 
     /// Closes a handle.
@@ -324,14 +326,14 @@ impl Vault {
             return Err(VaultError::BadHandle);
         };
         let dirty = access.write && open.file().is_dirty() && self.nodes.lock().is_live(open.ino);
-        let flushed = if dirty {
-            let _pass = self.change()?;
-            open.flush()
-        } else {
-            Ok(())
+        let pass = if dirty { self.change_unless_still() } else { Ok(None) };
+        let flushed = match pass {
+            Ok(Some(_pass)) => open.flush().map_err(VaultError::from),
+            Ok(None) => Ok(()),
+            Err(error) => Err(error),
         };
         self.unhold(&open);
-        Ok(flushed?)
+        flushed
     }
 
     /// fallocate(2).

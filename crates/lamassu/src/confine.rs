@@ -97,6 +97,7 @@ const REFUSED: &[libc::c_long] = &[
     libc::SYS_finit_module,
     libc::SYS_delete_module,
     libc::SYS_kexec_load,
+    libc::SYS_kexec_file_load,
     libc::SYS_bpf,
     libc::SYS_perf_event_open,
     libc::SYS_userfaultfd,
@@ -111,6 +112,8 @@ const REFUSED: &[libc::c_long] = &[
     libc::SYS_acct,
     libc::SYS_settimeofday,
     libc::SYS_clock_settime,
+    libc::SYS_clock_adjtime,
+    libc::SYS_adjtimex,
     libc::SYS_sethostname,
     libc::SYS_setdomainname,
     // mounts, and files by other ways than their directory

@@ -57,10 +57,12 @@ impl<F: FileSystem> Shared<F> {
         self.cache != CacheMode::None && (is_for_reading || !self.fs.hosts_take_turns())
     }
 
-    /// Notes that a file was opened. Whether the handle is direct does not change while it is open.
+    /// Notes that a file was opened. The kernel decides at this moment whether the handle bypasses the page cache. It
+    /// stays so, even if a program takes O_DIRECT from the flags later (`F_SETFL`).
     fn opened(&self, ino: Ino, handle: HandleId, access: Access, flags: OpenFlags, caller: Caller) {
         self.descriptors.opened(caller, handle, Some(ino));
-        if !self.fs.may_cache(ino) || !self.keeps(ino) {
+        let is_direct = flags.0 & libc::O_DIRECT != 0;
+        if is_direct || !self.fs.may_cache(ino) || !self.keeps(ino) {
             self.uncached.write().insert(handle.0);
         }
         self.add_use(ino, access.write, !self.is_direct(handle, flags));

@@ -85,7 +85,7 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
         let set = SetAttr { mode, uid, gid, size, atime: set_time(atime), mtime: set_time(mtime), by };
         // Callers cannot set ctime: it comes with the times that the kernel kept while it gathered writes.
         let from_cache = ctime.is_some();
-        let job = move |s: &Shared<F>| match s.setattr(ino.0, handle, set, caller) {
+        let job = move |s: &Arc<Shared<F>>| match s.setattr(ino.0, handle, set, caller) {
             // The inode is gone, so the times do not matter; but an error here would be reported by the next sync.
             Err(VaultError::Stale) if from_cache => reply.attr(&Duration::ZERO, &removed_attr(ino)),
             result => s.send_attr("setattr", result, reply),
@@ -197,17 +197,17 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
         flags: i32,
         reply: ReplyCreate,
     ) {
-        let (name, owner, flags) = (name.to_owned(), self.0.owner(req, umask), OpenFlags(flags));
-        let caller = Caller::of(req);
+        let (name, owner, flags, by) = (name.to_owned(), self.0.owner(req, umask), OpenFlags(flags), Caller::of(req));
         self.0.change_names(parent.0, "create", move |s| {
-            match s.create(parent.0, &name, mode & 0o7777, flags, owner, caller) {
-                Ok((entry, handle)) => {
+            match s.create(parent.0, &name, mode & 0o7777, flags, owner, by) {
+                // A fill that began before this handle was counted may be of a former file of that number.
+                Ok((entry, handle)) => s.after_fill(entry.attr.ino, "create", move |s| {
                     let attr = file_attr(&entry.attr);
                     let how = s.open_reply_flags(handle, flags);
                     // There is one TTL for name and attributes: the smaller of the two.
                     let ttl = s.ttl(entry.attr.ino).min(s.name_ttl(parent.0, &name));
                     reply.created(&ttl, &attr, Generation(entry.generation), FileHandle(handle.0), how);
-                }
+                }),
                 Err(error) => reply.error(failed("create", &error)),
             }
         });

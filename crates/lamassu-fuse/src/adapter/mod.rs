@@ -283,18 +283,18 @@ impl<F: FileSystem> Shared<F> {
     }
 
     /// Carries a change out now, or in the next turn, or after the thaw.
-    fn change(self: &Arc<Self>, ino: Ino, op: &'static str, job: impl FnOnce(&Self) + Send + 'static) {
+    fn change(self: &Arc<Self>, ino: Ino, op: &'static str, job: impl FnOnce(&Arc<Self>) + Send + 'static) {
         self.in_turn(About::Content(ino), Need::CHANGE, move |shared| shared.change_in_turn(ino, op, job));
     }
 
     /// The same for a change of attributes.
-    fn change_shown(self: &Arc<Self>, ino: Ino, op: &'static str, job: impl FnOnce(&Self) + Send + 'static) {
+    fn change_shown(self: &Arc<Self>, ino: Ino, op: &'static str, job: impl FnOnce(&Arc<Self>) + Send + 'static) {
         self.in_turn(About::Both(ino), Need::CHANGE, move |shared| shared.change_in_turn(ino, op, job));
     }
 
     /// The same for a change of names, which is durable before it is answered if that is asked for
     /// ([`Shared::synced`]).
-    fn change_names(self: &Arc<Self>, ino: Ino, op: &'static str, job: impl FnOnce(&Self) + Send + 'static) {
+    fn change_names(self: &Arc<Self>, ino: Ino, op: &'static str, job: impl FnOnce(&Arc<Self>) + Send + 'static) {
         match self.syncs_names {
             true => {
                 let job = move |shared: &Arc<Self>| shared.change_in_turn(ino, op, job);
@@ -326,7 +326,7 @@ impl<F: FileSystem> Shared<F> {
         self.synced(&[dir], made, |entry| self.fs.forget(entry.attr.ino, 1))
     }
 
-    fn change_in_turn(self: &Arc<Self>, ino: Ino, op: &'static str, job: impl FnOnce(&Self) + Send + 'static) {
+    fn change_in_turn(self: &Arc<Self>, ino: Ino, op: &'static str, job: impl FnOnce(&Arc<Self>) + Send + 'static) {
         if let Some(_pass) = self.gate.enter() {
             self.answer(op, || job(self));
             return;

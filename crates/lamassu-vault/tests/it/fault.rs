@@ -10,7 +10,9 @@ use lamassu_store::backend::fault::{Call, Fault};
 use lamassu_store::backend::{FaultBackend, MemoryBackend};
 use lamassu_vault::*;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 fn faulty() -> (Arc<FaultBackend>, Arc<dyn Backend>) {
     let fault = Arc::new(FaultBackend::new(Arc::new(MemoryBackend::new())));
@@ -278,4 +280,53 @@ fn what_moves_while_it_is_checked_is_not_passed_over() {
             fault.faults().clear_rules();
         }
     }
+}
+
+/// A request to thaw may need the thread that a close(2) waits in.
+#[test]
+fn a_close_waits_for_a_freeze_to_settle_and_not_for_the_thaw() {
+    const LONG: Duration = Duration::from_secs(30);
+    let (fault, backend) = faulty();
+    let v = Arc::new(Recipe::default().make(&backend));
+    let handles = ["a", "b"].map(|name| {
+        let (_, handle) = v.new_file(name);
+        v.write(handle, 0, &[7; 9000]).unwrap();
+        handle
+    });
+    let (begun, has_begun) = channel();
+    let (go_on, may_go_on) = channel::<()>();
+    let first = Mutex::new(Some((begun, may_go_on)));
+    fault.faults().rule(move |c| {
+        if c.call == Call::Write
+            && let Some((begun, may_go_on)) = first.lock().unwrap().take()
+        {
+            begun.send(()).unwrap();
+            may_go_on.recv_timeout(LONG).unwrap();
+        }
+        None
+    });
+    let frozen = std::thread::spawn({
+        let v = v.clone();
+        move || v.freeze().unwrap()
+    });
+    has_begun.recv_timeout(LONG).unwrap();
+    let (ended, ends) = channel();
+    let closing = handles.map(|handle| {
+        let (v, ended) = (v.clone(), ended.clone());
+        std::thread::spawn(move || {
+            v.flush(handle).unwrap();
+            v.release(handle).unwrap();
+            ended.send(()).unwrap();
+        })
+    });
+    // Time for both to find their files dirty.
+    std::thread::sleep(Duration::from_millis(100));
+    go_on.send(()).unwrap();
+    frozen.join().unwrap();
+    let all = [(); 2].map(|()| ends.recv_timeout(LONG));
+    assert!(v.is_frozen());
+    v.thaw().unwrap();
+    closing.into_iter().for_each(|closing| closing.join().unwrap());
+    assert_eq!(all, [Ok(()); 2], "they waited for the thaw");
+    assert_eq!(v.get("b"), [7; 9000]);
 }
