@@ -78,6 +78,8 @@ pub(crate) struct Anchored {
     after_crash: AtomicBool,
     /// The anchor durably says that this process uses the vault.
     in_use: AtomicBool,
+    /// A commit that ends the use has failed, and may have been made.
+    is_use_in_doubt: AtomicBool,
     /// Files that earlier writers left open.
     to_recover: Mutex<ToRecover>,
     /// Unrecorded entries that were reported.
@@ -107,6 +109,7 @@ impl Anchored {
             carrying: Mutex::new(()),
             after_crash: AtomicBool::new(false),
             in_use: AtomicBool::new(false),
+            is_use_in_doubt: AtomicBool::new(false),
             to_recover: Mutex::default(),
             told: Mutex::default(),
             unmendable: Mutex::default(),
