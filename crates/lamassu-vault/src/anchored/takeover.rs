@@ -94,14 +94,17 @@ impl Vault {
         let mut tried = 0;
         let mut done = Err(VaultError::Stale);
         for _ in 0..COPIES_MAX {
+            let mut names = 0;
             done = self.copy_left_open(anchored, ino, &old).and_then(|copy| {
+                names = copy.names.len() as u64;
                 let done = self.put_in_place(anchored, ino, &copy, &mut tried);
                 drop(copy.dir);
                 self.drop_staged_dir(&copy.dir_name);
                 done.map(|()| copy.file)
             });
             // Its names have changed meanwhile. The next copy has as many.
-            if tried > 0 || !matches!(done, Err(VaultError::Stale)) {
+            let is_stale = tried == 0 && matches!(done, Err(VaultError::Stale));
+            if !is_stale || anchored.anchor.row(self.object_of(ino))?.links == names {
                 break;
             }
         }
