@@ -4,7 +4,7 @@ use crate::common;
 
 use common::anchored::*;
 use common::*;
-use lamassu_anchor::table::MemoryTable;
+use lamassu_anchor::table::{MemoryTable, Space, Table};
 use lamassu_store::Backend;
 use lamassu_store::backend::fault::{Call, Fault};
 use lamassu_store::backend::{FaultBackend, MemoryBackend};
@@ -230,6 +230,26 @@ fn a_new_name_of_which_nothing_is_known_is_not_acknowledged() {
         let lost = lab.backend.root().open_dir(n("lamassu.lost")).map_or(0, |lost| lost.read_dir().unwrap().len());
         assert_eq!(lost > 0, !is_shown_later);
     }
+}
+
+/// The commit of a rename to a long name is in doubt. It was made, and a crash follows: the next writer makes the move,
+/// and the name needs the companion.
+#[test]
+fn a_rename_that_may_be_recorded_keeps_its_companion() {
+    let (store, table) = (Arc::new(MemoryBackend::new()), Arc::new(Doubtful::default()));
+    let (lab, v) = Lab::over(Recipe::default(), store.clone(), table.clone());
+    v.put("f", b"f");
+    v.sync_all().unwrap();
+    table.doubt(|change| change.space == Space::Intents);
+    mv(&v, "f", LONG, RenameMode::NoReplace).unwrap_err();
+    assert!(table.may_be_in_doubt());
+    std::mem::forget(v);
+    let lab = Lab { backend: Arc::new(store.snapshot()), table: Arc::new(table.durable.clone()), ..lab };
+    let v = lab.open();
+    assert_eq!(listed(&v, ""), (vec![LONG.to_owned()], false));
+    assert_eq!(v.get(LONG), b"f");
+    v.clean();
+    v.close().unwrap();
 }
 
 /// The store makes an entry, and reports a failure. Its long name needs the companion.

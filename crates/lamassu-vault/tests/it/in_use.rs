@@ -4,47 +4,13 @@ use crate::common;
 
 use common::anchored::*;
 use common::*;
-use lamassu_anchor::table::{Change, MemoryTable, Space, Table, Visit};
-use lamassu_anchor::{AnchorError, VaultRow};
+use lamassu_anchor::VaultRow;
+use lamassu_anchor::table::{Change, Space, Table};
 use lamassu_store::backend::MemoryBackend;
 use lamassu_vault::event::{Events, IntegrityEvent, IntegritySink};
 use lamassu_vault::*;
 use parking_lot::Mutex;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-
-/// A table at a server. The answer to a commit is lost: the one that says that the vault is not in use. It was made;
-/// reads do not show that before it was repeated.
-#[derive(Default)]
-struct Doubtful {
-    durable: MemoryTable,
-    read: MemoryTable,
-    is_armed: AtomicBool,
-    pending: AtomicBool,
-}
-
-impl Table for Doubtful {
-    fn get(&self, space: Space, key: &[u8]) -> std::result::Result<Option<Vec<u8>>, AnchorError> {
-        self.read.get(space, key)
-    }
-    fn scan(&self, space: Space, prefix: &[u8], visit: &mut Visit<'_>) -> std::result::Result<(), AnchorError> {
-        self.read.scan(space, prefix, visit)
-    }
-    fn commit(&self, changes: &[Change]) -> std::result::Result<(), AnchorError> {
-        self.durable.commit(changes)?;
-        let row = changes.iter().find(|change| change.space == Space::Vault).and_then(|change| change.value.as_ref());
-        let ends_use = row.is_some_and(|row| !VaultRow::decode(row).unwrap().is_in_use);
-        if ends_use && self.is_armed.swap(false, Ordering::Relaxed) {
-            self.pending.store(true, Ordering::Relaxed);
-            return Err(AnchorError::Broken);
-        }
-        self.pending.store(false, Ordering::Relaxed);
-        self.read.commit(changes)
-    }
-    fn may_be_in_doubt(&self) -> bool {
-        self.pending.load(Ordering::Relaxed)
-    }
-}
 
 #[derive(Default)]
 struct Kept(Mutex<Vec<IntegrityEvent>>);
@@ -62,7 +28,10 @@ fn an_end_of_use_in_doubt_is_taken_back_before_the_next_change() {
     let (lab, v) = Lab::over(Recipe::default(), store.clone(), table.clone());
     v.put("f", b"f");
     v.sync_all().unwrap();
-    table.is_armed.store(true, Ordering::Relaxed);
+    table.doubt(|change: &Change| {
+        let row = change.value.as_ref().filter(|_| change.space == Space::Vault);
+        row.is_some_and(|row| !VaultRow::decode(row).unwrap().is_in_use)
+    });
     v.freeze().unwrap();
     assert!(table.may_be_in_doubt(), "the end of the use");
     v.thaw().unwrap();
