@@ -4,13 +4,14 @@
 //!   that a failed commit loses nothing.
 //! * An entry that is being *made* has a number. It may be committed only after a barrier of the store that began after
 //!   the number was given (N4). So a commit takes entries up to an [`EntryMark`], and leaves later ones with all other
-//!   changes of the same object. The completion of an intent has a number too: the intent stays until a barrier has
-//!   covered the step.
+//!   changes of the same object. It leaves entries of a directory with that of the directory: otherwise a durable
+//!   entry would be of a directory that nothing durable leads to. The completion of an intent has a number too: the
+//!   intent stays until a barrier has covered the step.
 //! * All other changes may be committed at any time.
 
 use crate::row::{EntryPlace, EntryRow, Intent, Row};
 use crate::table::{Change, Space};
-use crate::{AnchorError, Digest, Digests, ObjectId, RecordNo, Token, VaultRow};
+use crate::{AnchorError, Digest, Digests, ObjectId, ObjectKind, RecordNo, Token, VaultRow};
 use lamassu_format::Profile;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -103,8 +104,12 @@ impl Layer {
 
     /// Queued entries of a directory.
     pub fn entries_of(&self, dir: ObjectId) -> impl Iterator<Item = (Token, Option<EntryRow>)> + '_ {
+        self.queued_in(dir).map(|(place, queued)| (place.name, queued.value))
+    }
+
+    fn queued_in(&self, dir: ObjectId) -> impl Iterator<Item = (&EntryPlace, &QueuedEntry)> {
         let (first, last) = (EntryPlace { dir, name: Token([0; 16]) }, EntryPlace { dir, name: Token([0xff; 16]) });
-        self.entries.range(first..=last).map(|(place, queued)| (place.name, queued.value))
+        self.entries.range(first..=last)
     }
 
     /// Queued tree records of a file.
@@ -193,24 +198,28 @@ impl Layer {
         })
     }
 
-    /// Whether an object, or a directory on the way to it, has an entry that no barrier up to `mark` covers.
-    pub fn is_late(&self, object: ObjectId, mark: EntryMark) -> bool {
-        let late = self.held_back(mark);
-        self.with_ways_to([object]).iter().any(|object| late.contains(object))
+    /// Whether one of these objects, or a directory on the way to it, has an entry that no barrier up to `mark` covers.
+    pub fn is_any_late(&self, objects: &HashSet<ObjectId>, mark: EntryMark) -> bool {
+        !self.held_back(mark).is_disjoint(objects)
     }
 
     /// Whether the store has not made an entry of one of these objects yet, or of a directory on the way to them.
     pub fn awaits_any_of(&self, objects: &HashSet<ObjectId>) -> bool {
-        let late = self.held_back(EntryMark(UNDER_WAY - 1));
-        !late.is_empty() && self.with_ways_to(objects.iter().copied()).iter().any(|object| late.contains(object))
+        self.is_any_late(objects, EntryMark(UNDER_WAY - 1))
+    }
+
+    /// Whether the store has carried out changes of names that no barrier up to `mark` covers.
+    pub fn has_uncovered_steps(&self, mark: EntryMark) -> bool {
+        let is_uncovered =
+            |queued: &QueuedIntent| matches!(queued, QueuedIntent::CarriedOut { number } if *number > mark.0);
+        self.intents.values().any(is_uncovered)
     }
 
     /// Objects of a directory's queued entries, and of those in directories that are removed with them.
     pub fn objects_in(&self, dir: ObjectId) -> HashSet<ObjectId> {
         let (mut objects, mut left) = (HashSet::new(), vec![dir]);
         while let Some(dir) = left.pop() {
-            let (first, last) = (EntryPlace { dir, name: Token([0; 16]) }, EntryPlace { dir, name: Token([0xff; 16]) });
-            for queued in self.entries.range(first..=last).map(|(_, queued)| queued) {
+            for (_, queued) in self.queued_in(dir) {
                 let is_new = objects.insert(queued.object);
                 left.extend(Some(queued.object).filter(|_| is_new && queued.value.is_none()));
             }
@@ -283,9 +292,23 @@ impl Layer {
         commit.held.extend(self.held.extract_if(.., |(of, _), _| *of == object));
     }
 
-    /// Objects that no commit may take yet: their rows count entries that no barrier covers.
+    /// Objects that no commit may take yet: their rows count entries that no barrier covers, or entries of directories
+    /// among them. So an entry is durable only with its directory, and whoever commits an object has made everything on
+    /// the way to it durable, or is told.
     fn held_back(&self, mark: EntryMark) -> HashSet<ObjectId> {
-        self.entries.values().filter(|queued| queued.number > mark.0).map(|queued| queued.object).collect()
+        let (mut late, mut dirs) = (HashSet::new(), Vec::new());
+        let mut note = |queued: &QueuedEntry, dirs: &mut Vec<ObjectId>| {
+            let is_dir = queued.value.is_some_and(|entry| entry.kind == ObjectKind::Dir);
+            if late.insert(queued.object) && is_dir {
+                dirs.push(queued.object);
+            }
+        };
+        self.entries.values().filter(|queued| queued.number > mark.0).for_each(|queued| note(queued, &mut dirs));
+        while let Some(dir) = dirs.pop() {
+            let in_it = self.queued_in(dir).filter(|(_, queued)| queued.value.is_some());
+            in_it.for_each(|(_, queued)| note(queued, &mut dirs));
+        }
+        late
     }
 
     /// These objects, and the directories of queued entries on the way to them.

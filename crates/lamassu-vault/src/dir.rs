@@ -4,6 +4,7 @@
 //! A snapshot lives until its handle is closed, so it is kept small. [`Vault::listing_bytes`] gives its size, so that
 //! front-ends can limit what a user holds.
 
+use crate::anchored::{Anchored, no_outcome};
 use crate::dirs::Dir;
 use crate::error::{io, is_not_found};
 use crate::event::IntegrityKind;
@@ -144,9 +145,16 @@ impl Vault {
             }
         }
         match entries.is_incomplete() {
+            // An entry may be under the other name of such a move.
+            true if self.has_unsettled_in(dir) => Err(no_outcome()),
             true => Err(self.outdated("listing", open.ino, OsStr::new(""))),
             false => Ok(()),
         }
+    }
+
+    fn has_unsettled_in(&self, dir: &Dir) -> bool {
+        let has = |anchored: &Anchored| anchored.has_unsettled() && anchored.must_stay_in(dir.object);
+        self.anchored.as_ref().is_some_and(has)
     }
 
     /// Whether the anchor has an entry of this stored name; in an unanchored vault nothing is recorded.

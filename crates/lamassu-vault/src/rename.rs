@@ -1,33 +1,17 @@
 //! Renames. The name is sealed anew under the new parent's key. Companions arrive before their entry and leave after
 //! it. A directory may replace an empty one.
 
-use crate::anchored::{Moving, TRIES_MAX};
-use crate::dirs::Dir;
+use crate::anchored::{End, Moving, TRIES_MAX, Unsettled, no_outcome};
 use crate::error::{errno, io};
-use crate::inode::StoreId;
-use crate::names::StoredName;
 use crate::record::remove_companion;
 use crate::stored::rename_no_replace;
 use crate::symlink;
 use crate::{Ino, Kind, RenameMode, Result, Vault, VaultError};
 use lamassu_anchor::ObjectId;
 use lamassu_anchor::row::Inodes;
+use lamassu_anchor::table::Standing;
 use lamassu_store::backend::Stat;
-use std::ffi::{OsStr, OsString};
-use std::sync::Arc;
-
-/// One end of a rename.
-struct End {
-    dir: Arc<Dir>,
-    stored: StoredName,
-    st: Option<Stat>,
-    /// The object that the anchor has there; 0: none, or an unanchored vault.
-    object: ObjectId,
-    /// An unrecorded entry lies there.
-    is_in_the_way: bool,
-    /// Name of the rest of a long link target.
-    rest: Option<OsString>,
-}
+use std::ffi::OsStr;
 
 /// The step that is necessary before a rename.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,28 +31,23 @@ enum Outcome {
     Unknown,
 }
 
-impl End {
-    fn id(&self) -> Option<StoreId> {
-        self.st.as_ref().map(StoreId::from)
-    }
-
-    fn is_recorded(&self) -> bool {
-        self.object != ObjectId::default()
-    }
-
-    fn is_dir(&self) -> bool {
-        self.st.is_some_and(|st| st.kind == Kind::Dir)
-    }
-
-    fn place(&self) -> (Ino, &OsStr) {
-        (self.dir.ino, &self.stored.name)
-    }
-
-    /// Whether the link that was there has another name in this directory; asked after this name is gone.
-    fn is_left_behind(&self) -> bool {
-        self.st.is_some_and(|st| st.nlink > 1 && symlink::is_named_in(&*self.dir.handle, &st))
-    }
+/// What became of a move, for the call that asked for it.
+enum Moved {
+    Made,
+    /// A barrier must come first; nothing was done.
+    Blocked,
+    /// Nothing is left of it.
+    Undone(VaultError),
+    /// The anchor does not have it; but its commit was in doubt, so a crash could bring it back.
+    Doubtful(VaultError),
+    /// It has no outcome. With the move that takes it back, if that is durable.
+    Open(VaultError, Moving, Option<Moving>),
 }
+
+/// So many attempts make their barriers while other calls go on.
+const UNLOCKED_TRIES: usize = 3;
+/// And the others so many each while the tree is locked.
+const LOCKED_BARRIERS: usize = 2;
 
 impl Vault {
     /// rename(2) and renameat2(2).
@@ -83,8 +62,9 @@ impl Vault {
 
     fn rename_once(&self, from: (Ino, &OsStr), to: (Ino, &OsStr), mode: RenameMode) -> Result<()> {
         let _pass = self.change()?;
+        self.settle_moves();
         for tried in 0..TRIES_MAX {
-            match self.try_rename(from, to, mode)? {
+            match self.try_rename(from, to, mode, tried)? {
                 None => return Ok(()),
                 Some(Blocked::Going) => self.let_go_of_names(tried)?,
                 Some(Blocked::Barrier) => self.sync_store()?,
@@ -93,8 +73,17 @@ impl Vault {
         Err(errno("rename", libc::EBUSY))
     }
 
-    fn try_rename(&self, from: (Ino, &OsStr), to: (Ino, &OsStr), mode: RenameMode) -> Result<Option<Blocked>> {
+    fn try_rename(
+        &self,
+        from: (Ino, &OsStr),
+        to: (Ino, &OsStr),
+        mode: RenameMode,
+        tried: usize,
+    ) -> Result<Option<Blocked>> {
         let _tree = self.tree.write();
+        if self.anchored.as_ref().is_some_and(|anchored| anchored.has_unsettled()) {
+            return Err(no_outcome());
+        }
         let from = self.end(from.0, from.1)?;
         let to = self.end(to.0, to.1)?;
         if from.st.is_none() || (mode == RenameMode::Exchange && to.st.is_none()) {
@@ -127,8 +116,8 @@ impl Vault {
             }
         }
         match mode {
-            RenameMode::Exchange => self.exchange(&from, &to),
-            RenameMode::Replace | RenameMode::NoReplace => self.replace(&from, &to),
+            RenameMode::Exchange => self.exchange(from, to, tried),
+            RenameMode::Replace | RenameMode::NoReplace => self.replace(from, to, tried),
         }
     }
 
@@ -181,17 +170,30 @@ impl Vault {
         }
     }
 
-    fn exchange(&self, from: &End, to: &End) -> Result<Option<Blocked>> {
-        self.prepare_arrival(from, to)?;
-        self.prepare_arrival(to, from)?;
+    fn exchange(&self, from: End, to: End, tried: usize) -> Result<Option<Blocked>> {
+        self.prepare_arrival(&from, &to)?;
+        self.prepare_arrival(&to, &from)?;
         if from.rest.is_some() || to.rest.is_some() {
-            self.sync_beside(to)?;
-            self.sync_beside(from)?;
+            self.sync_beside(&to)?;
+            self.sync_beside(&from)?;
         }
-        let Some(asked) = self.ask(from, to, true)? else { return Ok(Some(Blocked::Barrier)) };
+        let Some(asked) = self.ask(&from, &to, true, tried)? else { return Ok(Some(Blocked::Barrier)) };
         let (a, b) = (&from.stored.name, &to.stored.name);
         let done = from.dir.handle.rename(a, &*to.dir.handle, b, RenameMode::Exchange).map_err(exchange_error);
-        self.answer(from, to, true, asked, done)?;
+        match self.answer(&from, &to, true, asked, done) {
+            Moved::Made => self.has_exchanged(&from, &to),
+            Moved::Blocked => return Ok(Some(Blocked::Barrier)),
+            Moved::Undone(error) | Moved::Doubtful(error) => return Err(error),
+            Moved::Open(error, moving, back) => {
+                self.keep_open(Unsettled { from, to, is_exchange: true, moving, back, kept: None });
+                return Err(error);
+            }
+        }
+        Ok(None)
+    }
+
+    /// What follows an exchange in the store.
+    fn has_exchanged(&self, from: &End, to: &End) {
         self.finish_departure(from, to);
         self.finish_departure(to, from);
         let mut nodes = self.nodes.lock();
@@ -201,13 +203,18 @@ impl Vault {
                 nodes.moved(id, end.place(), other.place());
             }
         }
-        Ok(None)
     }
 
-    fn replace(&self, from: &End, to: &End) -> Result<Option<Blocked>> {
+    fn replace(&self, from: End, to: End, tried: usize) -> Result<Option<Blocked>> {
         match (from.is_dir(), to.st) {
             (true, Some(st)) if st.kind != Kind::Dir => return Err(VaultError::NotDirectory),
-            (true, Some(_)) => self.require_empty(&to.dir, &to.stored.name, to.object)?,
+            (true, Some(_)) => {
+                self.require_empty(&to.dir, &to.stored.name, to.object)?;
+                // Recovery could not find what such a move has taken out of it.
+                if self.anchored.as_ref().is_some_and(|anchored| anchored.has_any_unsettled()) {
+                    return Err(no_outcome());
+                }
+            }
             (false, Some(st)) if st.kind == Kind::Dir => return Err(VaultError::IsDirectory),
             _ => {}
         }
@@ -216,22 +223,47 @@ impl Vault {
             None => false,
         };
         let kept = to.st.and_then(|st| self.keep_nameless(&*to.dir.handle, &to.stored.name, &st));
-        let moved = self.prepare_arrival(from, to).and_then(|()| {
-            if companion_made || from.rest.is_some() {
-                self.sync_beside(to)?;
+        let moved = self.make_replace(&from, &to, companion_made, tried);
+        let error = match moved {
+            Moved::Made => {
+                self.has_replaced(&from, &to, kept)?;
+                return Ok(None);
             }
-            let Some(asked) = self.ask(from, to, false)? else { return Ok(false) };
-            self.answer(from, to, false, asked, self.move_entry(from, to)).map(|()| true)
-        });
-        if !matches!(moved, Ok(true)) {
-            kept.inspect(|ino| self.nameless.remove(*ino));
-            // An existing entry needs it, and lacked it.
-            let is_needed = to.st.is_some() || matches!(moved, Err(VaultError::Exists));
-            if let (true, Some(companion)) = (companion_made && !is_needed, &to.stored.companion) {
-                remove_companion(&*to.dir.handle, &companion.name);
+            // The companion stays: where the move is made after all, or recovered, its name needs it.
+            Moved::Open(error, moving, back) => {
+                self.keep_open(Unsettled { from, to, is_exchange: false, moving, back, kept });
+                return Err(error);
             }
-            return moved.map(|_| Some(Blocked::Barrier));
+            Moved::Doubtful(error) => {
+                kept.inspect(|ino| self.nameless.remove(*ino));
+                return Err(error);
+            }
+            Moved::Blocked => None,
+            Moved::Undone(error) => Some(error),
+        };
+        kept.inspect(|ino| self.nameless.remove(*ino));
+        // An existing entry needs it, and lacked it.
+        let is_needed = to.st.is_some() || matches!(error, Some(VaultError::Exists));
+        if let (true, Some(companion)) = (companion_made && !is_needed, &to.stored.companion) {
+            remove_companion(&*to.dir.handle, &companion.name);
         }
+        error.map_or(Ok(Some(Blocked::Barrier)), Err)
+    }
+
+    fn make_replace(&self, from: &End, to: &End, companion_made: bool, tried: usize) -> Moved {
+        let prepared = self
+            .prepare_arrival(from, to)
+            .and_then(|()| if companion_made || from.rest.is_some() { self.sync_beside(to) } else { Ok(()) });
+        match prepared.map(|()| self.ask(from, to, false, tried)) {
+            Err(error) => Moved::Undone(error),
+            Ok(Err(error)) => Moved::Doubtful(error),
+            Ok(Ok(None)) => Moved::Blocked,
+            Ok(Ok(Some(asked))) => self.answer(from, to, false, asked, self.move_entry(from, to)),
+        }
+    }
+
+    /// What follows a move in the store that was no exchange.
+    fn has_replaced(&self, from: &End, to: &End, kept: Option<Ino>) -> Result<()> {
         self.finish_departure(from, to);
         if let Some(companion) = &from.stored.companion {
             remove_companion(&*from.dir.handle, &companion.name);
@@ -255,7 +287,7 @@ impl Vault {
             self.unsynced.add(id);
             self.nodes.lock().moved(id, from.place(), to.place());
         }
-        Ok(None)
+        Ok(())
     }
 
     /// Makes durable what recovery needs, before the anchor learns that an entry is to arrive.
@@ -268,30 +300,70 @@ impl Vault {
 
     /// Makes the anchor record a move, before the store's step. `None`: a barrier must come first, and nothing was
     /// done.
-    fn ask(&self, from: &End, to: &End, is_exchange: bool) -> Result<Option<Moving>> {
-        let places = ((&*from.dir, &*from.stored.name), (&*to.dir, &*to.stored.name));
-        self.record_move(places.0, places.1, is_exchange, inodes_of(from, to))
+    fn ask(&self, from: &End, to: &End, is_exchange: bool, tried: usize) -> Result<Option<Moving>> {
+        let ask = || self.record_move(from.name(), to.name(), is_exchange, inodes_of(from, to));
+        let mut asked = ask()?;
+        // Others change names faster than the store syncs. The tree is locked, so these barriers cover them all.
+        for _ in 0..if tried < UNLOCKED_TRIES { 0 } else { LOCKED_BARRIERS } {
+            if asked.is_none() {
+                self.sync_store()?;
+                asked = ask()?;
+            }
+        }
+        Ok(asked)
     }
 
     /// Tells the anchor the outcome of the store's step. A step that was reported as failed may have been made: the
     /// server of a network store has done it, and its answer was lost. So the store is looked at. If it does not show
-    /// the outcome, the intent stays, and the next writer resolves it.
-    ///
-    /// # Errors
-    /// That of the step, unless it was made.
-    fn answer(&self, from: &End, to: &End, is_exchange: bool, asked: Moving, done: Result<()>) -> Result<()> {
+    /// the outcome, the intent stays until it does, or until the next writer resolves it.
+    fn answer(&self, from: &End, to: &End, is_exchange: bool, asked: Moving, done: Result<()>) -> Moved {
         let Err(error) = done else {
             self.has_moved(asked);
-            return Ok(());
+            return Moved::Made;
         };
-        let seen = [from, to].map(|end| self.shown(&end.dir, &end.stored.name));
         let entry = || self.path_in(from.dir.ino, &from.stored.name).display().to_string();
-        match outcome(from, to, is_exchange, &seen) {
-            Outcome::Made => {
+        let mut back = None;
+        match self.find_out(from, to, is_exchange, asked, &mut back) {
+            Ok(Outcome::Made) => {
                 tracing::warn!(entry = entry(), %error, "the store reported that a rename failed, and has made it");
+                Moved::Made
+            }
+            Ok(Outcome::NotMade) => Moved::Undone(error),
+            Ok(Outcome::Unknown) => {
+                let text = "a rename failed, and the store does not show whether it was made: its names cannot be used \
+                            until it does. When the vault is opened again, they are put right; what was not recorded \
+                            yet goes to lamassu.lost";
+                tracing::error!(entry = entry(), %error, "{text}");
+                Moved::Open(error, asked, back)
+            }
+            Err(of_anchor) => {
+                let text = "a rename failed in the store, and the anchor could not take it back: its names cannot be \
+                            used until it can, or until the vault is opened again";
+                tracing::error!(entry = entry(), error = %of_anchor, "{text}");
+                Moved::Open(error, asked, back)
+            }
+        }
+    }
+
+    /// Looks whether the store has made a move, and tells the anchor: takes it back if not. `back`: as in
+    /// [`Unsettled`].
+    ///
+    /// # Errors
+    /// It was not made, and could not be taken back.
+    fn find_out(
+        &self,
+        from: &End,
+        to: &End,
+        is_exchange: bool,
+        asked: Moving,
+        back: &mut Option<Moving>,
+    ) -> Result<Outcome> {
+        let seen = [from, to].map(|end| self.shown(&end.dir, &end.stored.name));
+        match outcome(from, to, is_exchange, &seen) {
+            Outcome::Made if back.is_none() => {
                 self.has_moved(asked);
                 self.clear_exchanged(from, to, is_exchange, &seen);
-                Ok(())
+                Ok(Outcome::Made)
             }
             Outcome::NotMade => {
                 // The first half of a rename over a directory may have been made.
@@ -300,16 +372,66 @@ impl Vault {
                 let is_there = matches!(there, Ok(Some(st)) if is_target(st));
                 let target = Some(to.object).filter(|_| is_there || is_exchange);
                 let asked = (asked, inodes_of(from, to));
-                let (from, to) = ((&*from.dir, &*from.stored.name), (&*to.dir, &*to.stored.name));
-                self.take_move_back(from, to, is_exchange, asked, target);
-                Err(error)
+                self.take_move_back(from.name(), to.name(), is_exchange, asked, target, back)?;
+                Ok(Outcome::NotMade)
             }
-            Outcome::Unknown => {
-                let text = "a rename failed, and the store does not show whether it was made: when the vault is opened \
-                            again, its names are put right; what was not recorded yet goes to lamassu.lost";
-                tracing::error!(entry = entry(), %error, "{text}");
-                Err(error)
+            Outcome::Made | Outcome::Unknown => Ok(Outcome::Unknown),
+        }
+    }
+
+    /// Keeps a move without an outcome until it has one; in a vault without an anchor there is nothing to wait for.
+    fn keep_open(&self, unsettled: Unsettled) {
+        match &self.anchored {
+            Some(anchored) => anchored.note_unsettled(unsettled),
+            None => _ = unsettled.kept.inspect(|ino| self.nameless.remove(*ino)),
+        }
+    }
+
+    /// Looks again at the move that has no outcome, if there is one. The caller holds no lock of the tree, and keeps
+    /// freezes away.
+    pub(crate) fn settle_moves(&self) {
+        let Some(anchored) = self.anchored.as_ref().filter(|anchored| anchored.has_unsettled()) else { return };
+        // While that is in doubt, what the store shows may be another host's.
+        if anchored.anchor.standing() != Standing::Good {
+            return;
+        }
+        let _tree = self.tree.write();
+        let Some(mut open) = anchored.take_unsettled() else { return };
+        let found = self.find_out(&open.from, &open.to, open.is_exchange, open.moving, &mut open.back);
+        let entry = || self.path_in(open.from.dir.ino, &open.from.stored.name).display().to_string();
+        match found {
+            Ok(Outcome::Made) => {
+                tracing::info!(entry = entry(), "the store shows now that it has made a rename");
+                if open.is_exchange {
+                    self.has_exchanged(&open.from, &open.to);
+                } else if let Err(error) = self.has_replaced(&open.from, &open.to, open.kept) {
+                    tracing::warn!(entry = entry(), %error, "what a rename has replaced may still be shown");
+                }
             }
+            Ok(Outcome::NotMade) => {
+                tracing::info!(entry = entry(), "a rename that failed was taken back");
+                open.kept.inspect(|ino| self.nameless.remove(*ino));
+                let End { dir, stored, .. } = &open.to;
+                if let (Some(companion), Ok(None)) = (&stored.companion, self.shown(dir, &stored.name)) {
+                    remove_companion(&*dir.handle, &companion.name);
+                }
+            }
+            Ok(Outcome::Unknown) => anchored.note_unsettled(open),
+            Err(error) => {
+                tracing::debug!(entry = entry(), %error, "a rename that failed could not be taken back yet");
+                anchored.note_unsettled(open);
+            }
+        }
+        anchored.touched(self.now());
+    }
+
+    /// As [`Vault::settle_moves`], for calls that only read. Nothing is done while the vault is frozen or closed.
+    pub(crate) fn settle_moves_beside(&self) {
+        if self.anchored.as_ref().is_some_and(|anchored| anchored.has_unsettled())
+            && let Some(_pass) = self.gate.try_enter()
+            && !self.closed.load(std::sync::atomic::Ordering::Acquire)
+        {
+            self.settle_moves();
         }
     }
 

@@ -94,6 +94,13 @@ impl Book {
         self.kept.lock().record.as_ref().map(|record| record.open().to_vec()).unwrap_or_default()
     }
 
+    /// The same without some.
+    fn interrupted_but(&self, own: &[u32]) -> Vec<(u32, u32)> {
+        let mut record = self.kept.lock().record.as_ref().cloned().unwrap_or_default();
+        own.iter().for_each(|session| record.close(*session));
+        record.open().to_vec()
+    }
+
     /// Makes a new record if none opens. `last` is the highest number in any page.
     pub fn renew(&self, last: u32) -> Result<()> {
         let last = self.anchor.as_ref().map_or(last, |anchor| last.max(anchor.vault().sessions.last));
@@ -389,7 +396,7 @@ impl Vault {
     }
 
     fn end_session_under_way(&self, sessions: &lamassu_store::file::Sessions) -> Ended {
-        if !sessions.is_under_way() {
+        if sessions.are_closed() {
             return Ended::Closed;
         }
         let _no_settling = self.settling.lock();
@@ -398,27 +405,27 @@ impl Vault {
             return Ended::LeftOpen;
         }
         sessions.end().unwrap_or_else(|error| {
-            tracing::warn!(%error, "the record of sessions could not be written");
+            tracing::warn!(%error, "the record of sessions could not be written: what is written next begins a session");
             Ended::LeftOpen
         })
     }
 
     /// As [`Vault::end_session`], for callers that rely on it: a session that stays open is logged.
     pub(crate) fn end_session_for_good(&self) {
-        if self.end_session() == Ended::LeftOpen {
+        if self.end_session() == Ended::LeftOpen
+            && let Some(session) = self.ctx.sessions.under_way()
+        {
             tracing::warn!(
-                session = self.ctx.sessions.under_way(),
+                session,
                 "the session stays open, since not everything that it wrote could be settled: until `lamassu check \
                  --repair` has gone over the whole vault, the store has the choices that an interruption leaves"
             );
         }
     }
 
-    /// Sessions that were not closed, without the current one: first and last of each range.
+    /// Sessions that were not closed, without those of this process: first and last of each range.
     pub(crate) fn left_open(&self) -> Vec<(u32, u32)> {
-        let under_way = self.ctx.sessions.under_way();
-        let is_own = |range: &(u32, u32)| range.0 == range.1 && Some(range.0) == under_way;
-        self.book.interrupted().into_iter().filter(|range| !is_own(range)).collect()
+        self.book.interrupted_but(&self.ctx.sessions.own())
     }
 
     /// After a complete repair of the whole vault: pending state of earlier sessions no longer counts.

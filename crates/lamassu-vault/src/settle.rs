@@ -328,6 +328,7 @@ impl Vault {
         } else if self.unsynced.len() > UNSYNCED_MAX {
             first.note(self.sync_store());
         }
+        self.settle_moves();
         first.note(self.commit_anchor_at(now));
         first.note(self.recover_for(RECOVERY_STEP).map(drop));
         self.clear_more();

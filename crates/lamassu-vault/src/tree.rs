@@ -86,6 +86,7 @@ impl Vault {
     /// [`VaultError::NotFound`], [`VaultError::NotDirectory`], [`VaultError::NameTooLong`], [`VaultError::Damaged`] if
     /// the directory's record does not open.
     pub fn lookup(&self, parent: Ino, name: &OsStr) -> Result<Entry> {
+        self.settle_moves_beside();
         let found = self.look_up(parent, name);
         if matches!(found, Err(VaultError::NotFound)) {
             self.meet_unrecorded_name(parent, name);
@@ -160,7 +161,10 @@ impl Vault {
         match (&made, &stored.companion) {
             // The existing entry needs it, and lacked it.
             (Err(VaultError::Exists) | Ok(_), _) | (_, None) => {}
-            (Err(_), Some(companion)) if companion_made => remove_companion(&*dir.handle, &companion.name),
+            // So does one that was made although the store has reported a failure.
+            (Err(_), Some(companion)) if companion_made && matches!(self.shown(dir, &stored.name), Ok(None)) => {
+                remove_companion(&*dir.handle, &companion.name);
+            }
             (Err(_), Some(_)) => {}
         }
         made
@@ -324,6 +328,7 @@ impl Vault {
 
     fn make_once<T>(&self, parent: Ino, name: &OsStr, make: impl Fn(&Arc<Dir>, &StoredName) -> Result<T>) -> Result<T> {
         let _pass = self.change_recorded()?;
+        self.settle_moves();
         for tried in 0..TRIES_MAX {
             {
                 let _tree = self.tree.read();
@@ -432,6 +437,7 @@ impl Vault {
     /// [`VaultError::NotEmpty`], [`VaultError::NotDirectory`], [`VaultError::NotFound`], those of the store.
     pub fn rmdir(&self, parent: Ino, name: &OsStr) -> Result<()> {
         let _pass = self.change_recorded()?;
+        self.settle_moves();
         for tried in 0..TRIES_MAX {
             if self.try_rmdir(parent, name)? {
                 self.bound_departures();
@@ -452,6 +458,10 @@ impl Vault {
             return Err(VaultError::NotDirectory);
         }
         self.require_empty(&dir, &stored.name, object)?;
+        // What is left in it in the store goes to `lamassu.lost`.
+        if self.anchored.as_ref().is_some_and(|anchored| anchored.must_stay_in(object)) {
+            return Err(errno("rmdir", libc::EBUSY));
+        }
         self.must_be_its_own_dir(&dir, &stored.name, &st, object)?;
         if self.leaves_at_once(&dir, &stored.name)? && self.has_going_in(StoreId::from(&st)) {
             return Ok(false);

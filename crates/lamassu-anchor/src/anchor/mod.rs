@@ -409,6 +409,11 @@ impl Anchor {
     pub fn commit(&self, covered: EntryMark) -> Result<()> {
         let _in_order = self.in_order()?;
         self.state.lock().settle_replaced(self, covered)?;
+        self.commit_allowed(covered)
+    }
+
+    /// The caller holds `committing`.
+    fn commit_allowed(&self, covered: EntryMark) -> Result<()> {
         let refused = match self.commit_all_but(&HashSet::new(), covered) {
             Err(error) if error.is_of_policy() => error,
             done => return done,

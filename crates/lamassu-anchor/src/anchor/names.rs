@@ -9,7 +9,7 @@ use crate::queue::{EntryMark, Layer, Scope};
 use crate::queue::{behind_object, object_key};
 use crate::row::{Content, EntryPlace, EntryRow, Inodes, Intent, Over, Row};
 use crate::table::{Space, Table};
-use crate::{AnchorError, Digests, ObjectId, RecordNo};
+use crate::{AnchorError, Digests, ObjectId, ObjectKind, RecordNo};
 use std::collections::{BTreeMap, HashSet};
 use std::ops::ControlFlow;
 
@@ -43,8 +43,8 @@ pub enum Renamed {
     Now,
     /// Now: the intent is durable. Then call [`Anchor::carried_out`].
     Intended(u64),
-    /// Not yet: no barrier of the store covers the source or the target. Nothing was changed: take a mark, make a
-    /// barrier, and try again.
+    /// Not yet: no barrier of the store covers the source or the target, or, if a directory would be replaced, all
+    /// earlier steps. Nothing was changed: take a mark, make a barrier, and try again.
     NeedsBarrier,
 }
 
@@ -186,6 +186,7 @@ impl Anchor {
             Looked::Done(renamed) => return Ok(renamed),
             Looked::Ends(ends) => {
                 self.settle_doubt()?;
+                self.end_taken_back()?;
                 self.commit_taken(Scope::Objects(&ends.objects), covered)?;
             }
         }
@@ -225,6 +226,19 @@ impl Anchor {
         Ok(Renamed::Intended(number))
     }
 
+    /// Makes durable that a move was taken back whose commit was in doubt. The store has not made it, and recovery
+    /// takes the store to have made all moves up to one of them (N7).
+    fn end_taken_back(&self) -> Result<()> {
+        let has_any = || self.state.lock().queued.has_ended(EntryMark::NOTHING);
+        if !has_any() {
+            return Ok(());
+        }
+        match self.commit_allowed(EntryMark::NOTHING) {
+            Err(error) if error.is_of_policy() && !has_any() => Ok(()),
+            done => done,
+        }
+    }
+
     /// The ends of a move, unless nothing must be made durable, or not yet.
     fn look_at_ends(
         &self,
@@ -251,7 +265,10 @@ impl Anchor {
         }
         let objects = [Some(source.object), Some(from.dir), Some(to.dir), target.map(|target| target.object)];
         let objects: HashSet<_> = objects.into_iter().flatten().collect();
-        if objects.iter().any(|object| state.queued.is_late(*object, covered)) {
+        // Nothing durable has the place of a replaced directory. So recovery could not find there what an earlier step
+        // has taken out of it, or out of a directory that was in it, if the store had lost that step.
+        let is_over_dir = !is_exchange && target.is_some_and(|target| target.kind == ObjectKind::Dir);
+        if state.queued.is_any_late(&objects, covered) || (is_over_dir && state.queued.has_uncovered_steps(covered)) {
             return Ok(Looked::Done(Renamed::NeedsBarrier));
         }
         Ok(Looked::Ends(Ends { source, target, objects }))

@@ -109,7 +109,7 @@ impl Anchor {
             let is_open = matches!(sealed, Sealed::Becomes { .. }) && seen == Seen::AtSomeTime;
             // A commit would leave out the row of a directory. The row of another object would be committed without its
             // names.
-            let is_late = state.queued.is_late(object, covered);
+            let is_late = state.queued.is_any_late(&HashSet::from([object]), covered);
             if is_waited_for && (is_open || is_late) {
                 return Ok(Replacing::NeedsBarrier);
             }

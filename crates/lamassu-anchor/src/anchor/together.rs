@@ -35,7 +35,8 @@ impl Anchor {
     }
 
     /// The same, unless one of them, or a directory on the way, has an entry made after that mark: then it returns
-    /// false, and commits nothing. For an fsync whose barriers were for these objects alone.
+    /// false, and commits nothing. No earlier commit can have taken an entry of such a directory, so none is missed.
+    /// For an fsync whose barriers were for these objects alone.
     ///
     /// # Errors
     /// As for [`Anchor::commit`].
@@ -98,14 +99,14 @@ impl Anchor {
 
     fn is_late(&self, asking: &Asking) -> bool {
         let state = self.state.lock();
-        asking.objects.iter().any(|object| state.queued.is_late(*object, asking.covered))
+        state.queued.is_any_late(&asking.objects, asking.covered)
     }
 
     /// Takes the changes of one member out of the queue. False: it has a newer entry, and nothing is taken. `None`:
     /// they weigh more than `most`, and nothing is taken.
     fn take_asked(&self, state: &mut State, asking: &Asking, into: &mut Layer, most: usize) -> Result<Option<bool>> {
         let Asking { objects, covered, even_if_late, .. } = asking;
-        if !even_if_late && objects.iter().any(|object| state.queued.is_late(*object, *covered)) {
+        if !even_if_late && state.queued.is_any_late(objects, *covered) {
             return Ok(Some(false));
         }
         let mut taken = self.take_queued(state, Scope::Objects(objects), *covered)?;

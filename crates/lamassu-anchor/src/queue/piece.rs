@@ -1,9 +1,9 @@
 //! A part of the queue that one commit can take.
 //!
 //! A queue may be longer than a message to a server may be, if the server has refused commits for long, since its disk
-//! is full. A piece is complete: with an object come all its queued names and held records, the new directories on the
-//! way to it, and, if it is a directory that is removed, what is removed in it. So each commit of a piece leaves a
-//! state that an fsync of the same objects could have left.
+//! is full. With an object come all its queued names and held records, the new directories on the way to it, and, if it
+//! is a directory that is removed, what is removed in it. What no barrier covers stays out of the commit, with all that
+//! is in such a directory. So each commit of a piece leaves a state that an fsync of the same objects could have left.
 
 use super::{EntryMark, Layer, QueuedEntry, QueuedIntent};
 use crate::row::EntryPlace;
@@ -113,7 +113,7 @@ struct Piece<'a> {
 }
 
 impl Piece<'_> {
-    /// Adds an object, and what must be committed with it or before it.
+    /// Adds an object, and what must be committed with it or before it. The commit leaves out what is late.
     fn add(&mut self, object: ObjectId) {
         let mut left = vec![object];
         while let Some(object) = left.pop() {

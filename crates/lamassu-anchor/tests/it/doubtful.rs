@@ -183,6 +183,27 @@ fn a_move_in_doubt_is_taken_back() {
     }
 }
 
+/// The store has not made it. Recovery would take it to have made all moves before another one that it has made.
+#[test]
+fn a_move_that_was_taken_back_is_no_intent_beside_a_later_one() {
+    for is_made in [false, true] {
+        let table = Arc::new(Doubtful::default());
+        let vault = VaultRow::new(VaultId([1; 16]), TokenKey::new([2; 32]));
+        let anchor = Anchor::create(table.clone(), vault, dir(place(ObjectId::ROOT, 0))).unwrap();
+        let at = |name| place(ObjectId::ROOT, name);
+        let [first, second] = [1, 2].map(|name| made(&anchor, at(name), row(Content::File(FileRow::default()))));
+        anchor.commit(anchor.mark()).unwrap();
+        let rename = |from, to| anchor.rename(at(from), (at(to), b"to"), false, Inodes::default(), anchor.mark());
+        table.doubt(is_made);
+        rename(1, 3).unwrap_err();
+        assert!(matches!(rename(2, 4).unwrap(), Renamed::Intended(_)));
+        let durable = Anchor::open(Arc::new(table.durable.clone()), &VaultId([1; 16])).unwrap();
+        assert_eq!(durable.intents().unwrap().len(), 1, "made {is_made}");
+        let entry = |name| durable.entry(&at(name)).unwrap().map(|entry| entry.object);
+        assert_eq!([1, 2, 3, 4].map(entry), [Some(first), None, None, Some(second)], "made {is_made}");
+    }
+}
+
 /// A file that may be recorded is treated as one that is: its pages wait for an opening (A1).
 #[test]
 fn a_file_in_doubt_counts_as_recorded() {

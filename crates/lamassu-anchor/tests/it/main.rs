@@ -11,3 +11,4 @@ mod names_model;
 mod opened_again;
 mod tables;
 mod threads;
+mod way;

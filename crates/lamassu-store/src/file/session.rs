@@ -6,7 +6,8 @@
 //! only by its final state. So a store that puts an older page back gets no choice of contents.
 //!
 //! * A session's number is durable in the vault's record before the first page that carries it is written (I12).
-//! * A session is closed only when every page it wrote is durable and settled (I12).
+//! * A session is closed only when every page it wrote is durable and settled (I12). No page carries its number after
+//!   the record may say that it is closed.
 //! * The current session counts as interrupted only after one of its files was closed unsettled: nothing else can have
 //!   left an incomplete state.
 
@@ -26,7 +27,7 @@ pub trait SessionKeeper: Send + Sync {
     /// Notes durably that a session is closed.
     ///
     /// # Errors
-    /// Those of the store; the session then stays open.
+    /// Those of the store; the session may be closed nevertheless.
     fn close(&self, session: u32) -> io::Result<()>;
     /// The state of a session, by the record.
     fn standing(&self, session: u32) -> Standing;
@@ -64,10 +65,12 @@ pub struct Sessions {
 }
 
 /// The current session: its number (0: none), and its random bits.
-#[derive(Clone, Copy, Default)]
+#[derive(Default)]
 struct Current {
     session: u32,
     tag: SessionTag,
+    /// Sessions that have ended, and may be open in the record, since to close them there has failed.
+    ended: Vec<u32>,
 }
 
 /// The current session, which is not closed while this lives.
@@ -138,7 +141,7 @@ impl Sessions {
             if current.session == 0 {
                 let mut tag = SessionTag::NONE;
                 lamassu_crypto::random(&mut tag.0).map_err(io::Error::other)?;
-                *current = Current { session: self.keeper.begin()?, tag };
+                (current.session, current.tag) = (self.keeper.begin()?, tag);
                 self.written.store(0, Ordering::Release);
             }
         }
@@ -178,17 +181,33 @@ impl Sessions {
     /// of the whole vault has completed what it left.
     ///
     /// # Errors
-    /// Those of the store; the session then goes on.
+    /// Those of the store. The session has ended all the same: the record may say so. If it does not, the next call
+    /// closes it there.
     pub fn end(&self) -> io::Result<Ended> {
-        let mut current = self.current.write();
+        let current = &mut *self.current.write();
         if current.session != 0 {
             if self.left_behind.load(Ordering::Acquire) {
                 return Ok(Ended::LeftOpen);
             }
-            self.keeper.close(current.session)?;
-            *current = Current::default();
+            current.ended.push(std::mem::take(&mut current.session));
+        }
+        while let Some(session) = current.ended.last() {
+            self.keeper.close(*session)?;
+            current.ended.pop();
         }
         Ok(Ended::Closed)
+    }
+
+    /// Whether no session of this process can be open in the record.
+    pub fn are_closed(&self) -> bool {
+        let current = self.current.read();
+        current.session == 0 && current.ended.is_empty()
+    }
+
+    /// The sessions of this process that can be open in the record although they are not interrupted.
+    pub fn own(&self) -> Vec<u32> {
+        let current = self.current.read();
+        current.ended.iter().copied().chain(Some(current.session).filter(|session| *session != 0)).collect()
     }
 
     /// Notes that a file was closed whose pages on disk are not settled.
@@ -202,9 +221,15 @@ impl Sessions {
         if session == 0 {
             return Standing::Closed;
         }
-        if session == self.current.read().session {
-            let left = self.left_behind.load(Ordering::Acquire);
-            return if left { Standing::Open } else { Standing::Closed };
+        {
+            let current = self.current.read();
+            if session == current.session {
+                let left = self.left_behind.load(Ordering::Acquire);
+                return if left { Standing::Open } else { Standing::Closed };
+            }
+            if current.ended.contains(&session) {
+                return Standing::Closed;
+            }
         }
         self.keeper.standing(session)
     }

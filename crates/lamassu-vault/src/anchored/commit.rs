@@ -100,6 +100,7 @@ impl Vault {
     /// [`crate::VaultError::Anchor`]; those of the store. Nothing is lost: it is tried again.
     pub(crate) fn commit_anchor(&self) -> Result<()> {
         let Some(anchored) = &self.anchored else { return Ok(()) };
+        self.settle_moves();
         {
             let _one_at_a_time = self.settling.lock();
             self.sync_store()?;
@@ -160,6 +161,7 @@ impl Vault {
         let Some(anchored) = &self.anchored else { return Ok(()) };
         let mut of_file = Ok(());
         for _ in 0..PASSES_MAX {
+            self.settle_moves();
             {
                 let _one_at_a_time = self.settling.lock();
                 let open = self.files.all().into_iter().filter(|open| open.is_writable());
@@ -261,6 +263,7 @@ impl Vault {
             return Ok(());
         }
         for _ in 0..FSYNC_TRIES_MAX {
+            self.settle_moves();
             self.sync_store()?;
             anchored.anchor.settle(anchored.covered())?;
             if anchored.anchor.commit_unless_late(&objects(anchored), anchored.covered())? {
@@ -298,7 +301,7 @@ impl Vault {
 impl Anchored {
     fn forget(&self, object: ObjectId) {
         // By now another node may be the object, under the same name.
-        if self.anchor.row(object).is_ok_and(|row| row.links == 0) {
+        if self.anchor.row(object).is_ok_and(|row| row.links == 0) && !self.may_come_back(object) {
             self.anchor.forget(object);
             self.trees.remove(object);
         }

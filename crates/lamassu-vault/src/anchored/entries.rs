@@ -1,5 +1,6 @@
 //! What a name leads to, and what users see of it, by the anchor (N1, N2).
 
+use super::no_outcome;
 use crate::digests::object_kind;
 use crate::dirs::Dir;
 use crate::error::{io, is_not_found};
@@ -31,10 +32,13 @@ impl Vault {
     /// anchor. `None`: users see nothing there.
     ///
     /// # Errors
-    /// [`VaultError::Outdated`], [`VaultError::Anchor`].
+    /// [`VaultError::Outdated`], [`VaultError::Anchor`]; EIO: nobody knows whether a rename from or to there was made.
     pub(crate) fn judged(&self, dir: &Dir, stored: &OsStr, shown: Option<Kind>) -> Result<Option<ObjectId>> {
         let Some(anchored) = &self.anchored else { return Ok(shown.map(|_| ObjectId::default())) };
         let place = anchored.place(dir.object, stored);
+        if anchored.is_unsettled(&place) {
+            return Err(no_outcome());
+        }
         let recorded = anchored.anchor.entry(&place)?;
         let path = || self.path_in(dir.ino, stored).display().to_string();
         match judge::entry(recorded.as_ref(), shown.map(object_kind)) {

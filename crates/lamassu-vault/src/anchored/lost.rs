@@ -1,7 +1,7 @@
 //! Unrecorded entries (N2) are moved to `lamassu.lost`, under their stored names, with their companions.
 
 use crate::dirs::Dir;
-use crate::error::{io, is_not_found};
+use crate::error::{errno, io, is_not_found};
 use crate::stored::{PRIVATE, place_in_lost, rename_no_replace};
 use crate::{Ino, Kind, Result, Vault, VaultError};
 use lamassu_format::header::NameMode;
@@ -27,8 +27,12 @@ impl Vault {
     ///
     /// # Errors
     /// Those of the store. [`VaultError::Exists`]: names are plain, and it is not the directory's owner's. Another user
-    /// may have put it there, who has no right to it.
+    /// may have put it there, who has no right to it. EBUSY: it may be recorded elsewhere, since nobody knows whether a
+    /// rename was made.
     pub(crate) fn move_to_lost(&self, dir: &Dir, stored: &OsStr) -> Result<()> {
+        if self.anchored.as_ref().is_some_and(|anchored| anchored.must_stay(&anchored.place(dir.object, stored))) {
+            return Err(errno("move to lamassu.lost", libc::EBUSY));
+        }
         let st = dir.handle.stat_entry(stored).map_err(io("stat"))?;
         if self.name_mode == NameMode::Plain
             && rustix::process::geteuid().is_root()

@@ -6,6 +6,7 @@
 //! | this one | the state of an anchored vault; rows of nodes; outdated objects |
 //! | `entries` | what names lead to; modes and owners |
 //! | `make`, `moves`, `depart` | entries that are made, moved, and removed |
+//! | `unsettled` | a move without an outcome, and places that must stay as they are |
 //! | `lost` | unrecorded entries |
 //! | `recover`, `history`, `kept`, `locate` | recovery of names after a crash |
 //! | `takeover` | files that another host left open |
@@ -31,6 +32,7 @@ mod sealed;
 mod take;
 mod takeover;
 mod trees;
+mod unsettled;
 mod used;
 
 pub(crate) use depart::Departing;
@@ -40,6 +42,7 @@ pub(crate) use moves::Moving;
 pub(crate) use recover::{MovesLeft, RECOVERY_STEP, is_absent};
 pub(crate) use take::shown as shown_attrs;
 pub(crate) use trees::TreeFiles;
+pub(crate) use unsettled::{End, Unsettled, no_outcome};
 
 use crate::dirs::Dir;
 use crate::event::{IntegrityEvent, IntegrityKind, place_of};
@@ -72,12 +75,15 @@ pub(crate) struct Anchored {
     /// When the first uncommitted change was queued; 0: there is none.
     queued_since: AtomicU64,
     departures: depart::Departures,
+    unsettled: unsettled::Unsettleds,
     /// Held during a pass that carries out removals.
     carrying: Mutex<()>,
     /// An earlier writer ended without closing the vault: unrecorded entries are probably its last ones.
     after_crash: AtomicBool,
     /// The anchor durably says that this process uses the vault.
     in_use: AtomicBool,
+    /// A commit that ends the use has failed, and may have been made.
+    is_use_in_doubt: AtomicBool,
     /// Files that earlier writers left open.
     to_recover: Mutex<ToRecover>,
     /// Unrecorded entries that were reported.
@@ -104,9 +110,11 @@ impl Anchored {
             covered,
             queued_since: AtomicU64::new(0),
             departures: depart::Departures::default(),
+            unsettled: unsettled::Unsettleds::default(),
             carrying: Mutex::new(()),
             after_crash: AtomicBool::new(false),
             in_use: AtomicBool::new(false),
+            is_use_in_doubt: AtomicBool::new(false),
             to_recover: Mutex::default(),
             told: Mutex::default(),
             unmendable: Mutex::default(),

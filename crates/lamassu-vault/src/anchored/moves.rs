@@ -95,8 +95,11 @@ impl Vault {
         }
     }
 
-    /// The store has not made the move: the anchor undoes it. If that fails, recovery moves the object to where the
-    /// anchor has it. `target`: the object that is still under the name `to`.
+    /// The store has not made the move: the anchor undoes it, by another move. `target`: the object that is still under
+    /// the name `to`. `back`: that other move, once it is durable.
+    ///
+    /// # Errors
+    /// [`VaultError::Anchor`]; those of the store. It may be called again then.
     pub(crate) fn take_move_back(
         &self,
         from: NameIn<'_>,
@@ -104,34 +107,34 @@ impl Vault {
         is_exchange: bool,
         (moving, inodes): (Moving, Inodes),
         target: Option<ObjectId>,
-    ) {
-        let Some(anchored) = &self.anchored else { return };
+        back: &mut Option<Moving>,
+    ) -> Result<()> {
+        let Some(anchored) = &self.anchored else { return Ok(()) };
         let number = match moving {
-            Moving::Unanchored => return,
-            Moving::Queued { from, to } => return anchored.anchor.has_stayed(from, to),
+            Moving::Unanchored => return Ok(()),
+            Moving::Queued { from, to } => {
+                anchored.anchor.has_stayed(from, to);
+                return Ok(());
+            }
             Moving::Intended(number) => number,
         };
         let inodes = Inodes { target: if is_exchange { inodes.target } else { 0 }, ..inodes };
-        let back = || -> Result<Moving> {
+        let record = || -> Result<Moving> {
             if let Some(back) = self.record_move(to, from, is_exchange, inodes)? {
                 return Ok(back);
             }
             self.sync_store()?;
             self.record_move(to, from, is_exchange, inodes)?.ok_or(VaultError::Stale)
         };
-        let taken_back = back().and_then(|back| {
-            if let Some(target) = target.filter(|_| !is_exchange) {
-                anchored.anchor.link(anchored.place(to.0.object, to.1), target)?;
-            }
-            anchored.anchor.carried_out([number]);
-            self.has_moved(back);
-            Ok(())
-        });
-        if let Err(error) = taken_back {
-            let entry = self.path_in(from.0.ino, from.1).display().to_string();
-            let text = "a rename failed in the store, and the anchor could not take it back: its names are put right when \
-                        the vault is opened again";
-            tracing::error!(entry, %error, "{text}");
+        let moved = match *back {
+            Some(moved) => moved,
+            None => *back.insert(record()?),
+        };
+        if let Some(target) = target.filter(|_| !is_exchange) {
+            anchored.anchor.link(anchored.place(to.0.object, to.1), target)?;
         }
+        anchored.anchor.carried_out([number]);
+        self.has_moved(moved);
+        Ok(())
     }
 }

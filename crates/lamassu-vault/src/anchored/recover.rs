@@ -5,8 +5,9 @@
 //! name of a removal are removed; other leftovers are unrecorded. The intents are removed after a barrier has covered
 //! all of it.
 //!
-//! What cannot be done is logged, and its intents stay for the next time. Nothing is lost by that: an object that is
-//! not where it is recorded is missing, and an error when it is used.
+//! What cannot be done is logged, and its intents stay for the next time. Until then an object that is not where it is
+//! recorded is missing, and an error when it is used. What lies in the places of the moves stays there, since it may be
+//! such an object ([`Anchored::must_stay`]).
 
 use super::Anchored;
 use super::history::{History, Move};
@@ -49,6 +50,11 @@ impl Vault {
         });
         if let Err(error) = done {
             tracing::error!(%error, "some renames that a crash interrupted could not be completed");
+            let moves = intents.values().filter_map(|intent| match intent {
+                Intent::Move { from, to, .. } => Some([*from, *to]),
+                Intent::Remove { .. } => None,
+            });
+            anchored.leave_places(moves.flatten());
         }
         Ok(())
     }

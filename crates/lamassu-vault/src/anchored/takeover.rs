@@ -34,6 +34,8 @@ const OF_ONE: Limits = Limits { bytes: 256 << 20, time: Duration::from_secs(2) }
 /// Of a file with several. A takeover that is cut off between two names leaves them on two inodes, and must not be
 /// given up then. So the only limits are those that are the same for the next host.
 const OF_SEVERAL: Limits = Limits { bytes: 16 << 20, time: Duration::MAX };
+/// Copies of a file whose names change while it is copied.
+const COPIES_MAX: usize = 3;
 /// Most names.
 const NAMES_MAX: u64 = 256;
 /// Bytes between two looks at the clock.
@@ -90,12 +92,22 @@ impl Vault {
             self.must_match_its_row(ino, &old)?;
         }
         let mut tried = 0;
-        let done = self.copy_left_open(anchored, ino, &old).and_then(|copy| {
-            let done = self.put_in_place(anchored, ino, &copy, &mut tried);
-            drop(copy.dir);
-            self.drop_staged_dir(&copy.dir_name);
-            done.map(|()| copy.file)
-        });
+        let mut done = Err(VaultError::Stale);
+        for _ in 0..COPIES_MAX {
+            let mut names = 0;
+            done = self.copy_left_open(anchored, ino, &old).and_then(|copy| {
+                names = copy.names.len() as u64;
+                let done = self.put_in_place(anchored, ino, &copy, &mut tried);
+                drop(copy.dir);
+                self.drop_staged_dir(&copy.dir_name);
+                done.map(|()| copy.file)
+            });
+            // Its names have changed meanwhile. The next copy has as many.
+            let is_stale = tried == 0 && matches!(done, Err(VaultError::Stale));
+            if !is_stale || anchored.anchor.row(self.object_of(ino))?.links == names {
+                break;
+            }
+        }
         match done {
             Ok(new) => {
                 tracing::info!(file = self.tag(ino), "taken over from a host whose session ended");

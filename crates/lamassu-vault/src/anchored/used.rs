@@ -4,6 +4,7 @@
 
 use super::Anchored;
 use crate::{Result, Vault};
+use lamassu_anchor::AnchorError;
 use std::sync::atomic::Ordering;
 
 impl Anchored {
@@ -14,9 +15,11 @@ impl Anchored {
     pub fn note_in_use(&self) -> Result<()> {
         if !self.in_use.load(Ordering::Acquire) {
             // A change that is only queued, since a commit failed, is known to this process alone.
-            if !self.anchor.vault().is_in_use || !self.anchor.is_in_use_now()? {
+            let is_noted = || Ok::<_, AnchorError>(self.anchor.vault().is_in_use && self.anchor.is_in_use_now()?);
+            if self.is_use_in_doubt.load(Ordering::Acquire) || !is_noted()? {
                 self.anchor.commit_vault(|vault| vault.is_in_use = true)?;
             }
+            self.is_use_in_doubt.store(false, Ordering::Release);
             self.in_use.store(true, Ordering::Release);
         }
         Ok(())
@@ -29,11 +32,13 @@ impl Anchored {
         if is_over && self.anchor.vault().is_in_use {
             let done = self.anchor.commit_vault(|vault| vault.is_in_use = false);
             if done.is_err() {
-                // A later commit must not say so while the store is being changed.
+                // A later commit must not say so while the store is being changed. This one may have been made: what is
+                // read does not tell. So the next change of the store waits for a commit that says the contrary.
                 self.anchor.change_vault(|vault| vault.is_in_use = true);
+                self.is_use_in_doubt.store(true, Ordering::Release);
             }
-            done?;
             self.in_use.store(false, Ordering::Release);
+            done?;
         }
         Ok(())
     }

@@ -4,6 +4,7 @@ use crate::common;
 
 mod barriers;
 mod takeover;
+mod way;
 
 use common::anchored::*;
 use common::*;

@@ -115,6 +115,34 @@ fn what_lies_where_a_move_leads_is_kept() {
     }
 }
 
+/// What recovery could not move is no leftover: it is all that there is of a recorded file.
+#[test]
+fn what_could_not_be_put_right_stays_for_the_next_writer() {
+    let (store, table) = (Arc::new(MemoryBackend::new()), Arc::new(MemoryTable::default()));
+    let (_, v) = Lab::over(Recipe::default(), store.clone(), table.clone());
+    v.dir("d");
+    v.put("d/from", b"moved");
+    v.sync_all().unwrap();
+    let before = store.snapshot();
+    mv(&v, "d/from", "d/to", RenameMode::NoReplace).unwrap();
+    std::mem::forget(v);
+    let (fault, lab) = Left { recipe: Recipe::default(), store: before, table: (*table).clone() }.lab();
+    fault.faults().fail_always(Call::Rename, libc::EIO);
+    let v = lab.open();
+    fault.faults().clear_rules();
+    assert_eq!(listed(&v, "d"), (vec![], true));
+    assert!(v.find("d/from").is_err() && v.find("d/to").is_err());
+    assert!(v.create(v.ino("d"), n("from"), 0o600, RW, me()).is_err());
+    v.put("d/other", b"other");
+    v.close().unwrap();
+    drop(v);
+    let v = lab.open();
+    assert_eq!((v.get("d/to"), v.get("d/other"), lab.intents()), (b"moved".to_vec(), b"other".to_vec(), 0));
+    v.clean();
+    v.close().unwrap();
+    assert!(lab.backend.root().open_dir(n("lamassu.lost")).is_err(), "nothing is lost");
+}
+
 /// Each directory is listed once, and each entry is looked at once, however many of the moves the store has lost.
 #[test]
 fn many_lost_moves_are_put_right_by_few_looks() {

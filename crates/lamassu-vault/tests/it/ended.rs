@@ -7,7 +7,7 @@ use common::*;
 use lamassu_anchor::table::{Change, MemoryTable, Space, Standing, Table, Visit};
 use lamassu_anchor::{AnchorError, ServerFault};
 use lamassu_format::Domain;
-use lamassu_store::backend::fault::Call;
+use lamassu_store::backend::fault::{Call, Fault};
 use lamassu_store::backend::{FaultBackend, MemoryBackend};
 use lamassu_vault::*;
 use std::sync::Arc;
@@ -18,6 +18,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 struct Lent {
     table: MemoryTable,
     has_ended: AtomicBool,
+    /// Another session may be about to change it.
+    is_in_doubt: AtomicBool,
+    /// The next look at a row fails.
+    fails_once: AtomicBool,
 }
 
 impl Lent {
@@ -26,7 +30,7 @@ impl Lent {
     }
 
     fn check(&self) -> std::result::Result<(), AnchorError> {
-        match self.has_ended.load(Ordering::SeqCst) {
+        match self.has_ended.load(Ordering::SeqCst) || self.is_in_doubt.load(Ordering::SeqCst) {
             true => Err(AnchorError::Server { server: "test".into(), fault: ServerFault::Ended }),
             false => Ok(()),
         }
@@ -35,6 +39,9 @@ impl Lent {
 
 impl Table for Lent {
     fn get(&self, space: Space, key: &[u8]) -> std::result::Result<Option<Vec<u8>>, AnchorError> {
+        if self.fails_once.swap(false, Ordering::SeqCst) {
+            return Err(AnchorError::Broken);
+        }
         self.check().and_then(|()| self.table.get(space, key))
     }
     fn scan(&self, space: Space, prefix: &[u8], visit: &mut Visit<'_>) -> std::result::Result<(), AnchorError> {
@@ -47,7 +54,11 @@ impl Table for Lent {
         true
     }
     fn standing(&self) -> Standing {
-        if self.check().is_ok() { Standing::Good } else { Standing::Ended }
+        match self.check() {
+            Ok(()) => Standing::Good,
+            Err(_) if self.is_in_doubt.load(Ordering::SeqCst) => Standing::InDoubt,
+            Err(_) => Standing::Ended,
+        }
     }
     fn wait_until_good(&self) -> std::result::Result<(), AnchorError> {
         self.check()
@@ -210,6 +221,51 @@ fn a_file_that_was_lost_does_not_become_another_hosts() {
         vault.release(handle).unwrap();
         let problems = vault.check(&[], false, &Quiet).unwrap().problems;
         assert!(problems.iter().all(|problem| problem.harmless), "{problems:#?}");
+        vault.close().unwrap();
+    }
+}
+
+/// A rename is recorded, and the store does not make it, since the session is in doubt for a moment. Then it cannot be
+/// taken back either. As soon as it can, it is; until then what lies under the old name is no leftover: it is the only
+/// content of a recorded file.
+#[test]
+fn a_rename_that_could_not_be_taken_back_loses_nothing() {
+    for (is_after_crash, is_in_doubt) in [(false, false), (true, false), (false, true), (true, true)] {
+        let fault = Arc::new(FaultBackend::new(Arc::new(MemoryBackend::new())));
+        let table = Arc::new(Lent::default());
+        let (lab, mut vault) = Lab::over(Recipe::default(), fault.clone(), table.clone());
+        vault.dir("d");
+        vault.put("d/tmp", b"new");
+        vault.put("d/b", b"old");
+        vault.sync_all().unwrap();
+        if is_after_crash {
+            vault.put("unsynced", b"");
+            std::mem::forget(vault);
+            vault = lab.open();
+        }
+        let dir = vault.ino("d");
+        let failing = table.clone();
+        fault.faults().rule(move |call| {
+            let flag = if is_in_doubt { &failing.is_in_doubt } else { &failing.fails_once };
+            (call.call == Call::Rename).then(|| flag.store(true, Ordering::SeqCst)).map(|()| Fault::Errno(libc::EIO))
+        });
+        vault.rename(dir, n("tmp"), dir, n("b"), RenameMode::Replace).unwrap_err();
+        fault.faults().clear_rules();
+        table.is_in_doubt.store(false, Ordering::SeqCst);
+        let what = format!("after a crash {is_after_crash}, in doubt {is_in_doubt}");
+        // As programs do: the next version of the file.
+        let made = vault.create(dir, n("tmp"), 0o644, RW, me());
+        assert!(matches!(made, Err(VaultError::Exists)), "{what}: {made:?}");
+        assert_eq!((vault.get("d/tmp"), vault.get("d/b")), (b"new".to_vec(), b"old".to_vec()), "{what}");
+        assert_eq!(listed(&vault, "d"), (vec!["b".to_owned(), "tmp".to_owned()], false), "{what}");
+        vault.rename(dir, n("tmp"), dir, n("b"), RenameMode::Replace).unwrap();
+        vault.close().unwrap();
+        drop(vault);
+        let vault = lab.open();
+        assert_eq!((vault.get("d/b"), lab.intents()), (b"new".to_vec(), 0), "{what}");
+        assert!(is_after_crash || lab.backend.root().open_dir(n("lamassu.lost")).is_err(), "{what}");
+        let problems = vault.check(&[], false, &Quiet).unwrap().problems;
+        assert!(problems.iter().all(|problem| problem.harmless), "{what}: {problems:#?}");
         vault.close().unwrap();
     }
 }

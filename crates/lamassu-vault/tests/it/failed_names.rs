@@ -4,7 +4,8 @@ use crate::common;
 
 use common::anchored::*;
 use common::*;
-use lamassu_anchor::table::MemoryTable;
+use lamassu_anchor::table::{MemoryTable, Space, Table};
+use lamassu_store::Backend;
 use lamassu_store::backend::fault::{Call, Fault};
 use lamassu_store::backend::{FaultBackend, MemoryBackend};
 use lamassu_vault::*;
@@ -36,6 +37,7 @@ const CHANGES: [Change; 13] = [
 ];
 
 struct Prepared {
+    store: Arc<MemoryBackend>,
     fault: Arc<FaultBackend>,
     lab: Lab,
     v: Vault,
@@ -43,7 +45,8 @@ struct Prepared {
 
 impl Prepared {
     fn new(recipe: Recipe) -> Prepared {
-        let fault = Arc::new(FaultBackend::new(Arc::new(MemoryBackend::new())));
+        let store = Arc::new(MemoryBackend::new());
+        let fault = Arc::new(FaultBackend::new(store.clone()));
         let (lab, v) = Lab::over(recipe, fault.clone(), Arc::new(MemoryTable::default()));
         v.put("f", b"f");
         v.put("g", b"g");
@@ -55,7 +58,13 @@ impl Prepared {
         v.put("new", b"new");
         v.setattr(v.ino("new"), None, &SetAttr { mode: Some(0o620), ..SetAttr::default() }).unwrap();
         v.mkdir(ROOT, n("made"), 0o720, me()).unwrap();
-        Prepared { fault, lab, v }
+        Prepared { store, fault, lab, v }
+    }
+
+    /// The process is killed. The store, as it is, for the next one.
+    fn killed(self) -> Lab {
+        std::mem::forget(self.v);
+        Lab { backend: Arc::new(self.store.snapshot()), ..self.lab }
     }
 
     /// What is seen after everything was synced, and that it stays so.
@@ -128,40 +137,130 @@ fn fail_and_hide(fault: &FaultBackend) {
     });
 }
 
-/// Where the store does not show the outcome, the next opening does.
+/// Where the store does not show the outcome, its names cannot be used, and nothing else is moved. As soon as it does,
+/// all is well; otherwise the next opening puts it right.
 #[test]
 fn a_rename_of_which_nothing_is_known_is_resolved_later() {
-    let Prepared { fault, lab, v } = Prepared::new(Recipe::default());
-    let content = v.get("f");
-    fail_and_hide(&fault);
-    mv(&v, "f", "free", RenameMode::NoReplace).unwrap_err();
-    fault.faults().clear_rules();
-    assert_eq!(lab.intents(), 1);
-    v.sync_all().unwrap();
-    v.close().unwrap();
-    assert_eq!(lab.intents(), 1, "nobody knows");
-    let v = lab.open();
-    assert_eq!((v.get("free"), lab.intents()), (content, 0));
-    assert!(v.find("f").is_err());
-    v.clean();
+    for is_opened_again in [false, true] {
+        for target in ["free", LONG] {
+            let mut prepared = Prepared::new(Recipe::default());
+            let v = &prepared.v;
+            let content = v.get("f");
+            fail_and_hide(&prepared.fault);
+            mv(v, "f", target, RenameMode::NoReplace).unwrap_err();
+            assert!(v.create(ROOT, n("f"), 0o600, RW, me()).is_err());
+            assert!(renamed(v, "g", "other", RenameMode::NoReplace).is_err());
+            prepared.fault.faults().clear_rules();
+            assert_eq!(prepared.lab.intents(), 1);
+            if is_opened_again {
+                let (store, fault) = (prepared.store.clone(), prepared.fault.clone());
+                let lab = prepared.killed();
+                prepared = Prepared { v: lab.open(), store, fault, lab };
+            }
+            let Prepared { lab, v, .. } = prepared;
+            assert!(v.find("f").is_err());
+            assert_eq!(v.get(target), content);
+            assert!(listed(&v, "").0.contains(&target.to_owned()));
+            v.sync_all().unwrap();
+            assert_eq!(lab.intents(), 0);
+            v.clean();
+            v.close().unwrap();
+            let v = lab.open();
+            assert_eq!(v.get(target), content);
+            v.clean();
+            // After a crash what nobody has synced goes there.
+            assert!(is_opened_again || lab.backend.root().open_dir(n("lamassu.lost")).is_err(), "nothing is lost");
+        }
+    }
+}
+
+/// The same where the store has not made it: it is taken back.
+#[test]
+fn a_rename_that_the_store_has_not_made_is_taken_back_when_it_shows_that() {
+    for over in ["free", LONG, "g"] {
+        let Prepared { store, fault, lab, v } = Prepared::new(Recipe::default());
+        let before = seen(&v);
+        let is_hidden = AtomicBool::new(false);
+        fault.faults().rule(move |c| match c.call {
+            Call::Rename => {
+                is_hidden.store(true, Ordering::Relaxed);
+                Some(Fault::Errno(libc::EIO))
+            }
+            Call::DirStat if is_hidden.load(Ordering::Relaxed) => Some(Fault::Errno(libc::EIO)),
+            _ => None,
+        });
+        mv(&v, "f", over, RenameMode::Replace).unwrap_err();
+        let handle = v.open_dir(ROOT).unwrap();
+        let listed = v.read_dir(handle, 0, &mut |_, _| true);
+        assert_eq!(listed.is_err(), over != "g", "{over}: a name is not shown: {listed:?}");
+        assert!(!matches!(listed, Err(VaultError::Outdated { .. })), "{over}: and that is not the store's fault");
+        v.release_dir(handle).unwrap();
+        fault.faults().clear_rules();
+        v.maintain().unwrap();
+        assert_eq!(seen(&v), before, "{over}");
+        Prepared { store, fault, lab, v }.settle(over);
+    }
 }
 
 /// Nothing durable says that the name exists, and nothing may, as long as the store may not have it.
 #[test]
 fn a_new_name_of_which_nothing_is_known_is_not_acknowledged() {
-    let Prepared { fault, lab, v } = Prepared::new(Recipe::default());
-    let handle = v.open_file(v.ino("new"), RW).unwrap();
-    fail_and_hide(&fault);
-    mv(&v, "new", "free", RenameMode::NoReplace).unwrap_err();
-    fault.faults().clear_rules();
-    assert!(v.fsync(handle, false).is_err());
-    v.release(handle).unwrap();
-    let _ = v.close();
+    for is_shown_later in [false, true] {
+        let prepared = Prepared::new(Recipe::default());
+        let v = &prepared.v;
+        let handle = v.open_file(v.ino("new"), RW).unwrap();
+        fail_and_hide(&prepared.fault);
+        mv(v, "new", "free", RenameMode::NoReplace).unwrap_err();
+        assert!(v.fsync(handle, false).is_err());
+        prepared.fault.faults().clear_rules();
+        if is_shown_later {
+            v.fsync(handle, false).unwrap();
+            assert_eq!(v.get("free"), b"new");
+        }
+        if is_shown_later {
+            v.close().unwrap();
+        }
+        let lab = prepared.killed();
+        let v = lab.open();
+        assert_eq!((v.find("free").is_ok(), v.find("new").is_ok()), (is_shown_later, false));
+        assert_eq!((v.get("f"), v.get("g")), (b"f".to_vec(), b"g".to_vec()));
+        v.check(&[], true, &Quiet).unwrap();
+        v.clean();
+        v.close().unwrap();
+        let lost = lab.backend.root().open_dir(n("lamassu.lost")).map_or(0, |lost| lost.read_dir().unwrap().len());
+        assert_eq!(lost > 0, !is_shown_later);
+    }
+}
+
+/// The commit of a rename to a long name is in doubt. It was made, and a crash follows: the next writer makes the move,
+/// and the name needs the companion.
+#[test]
+fn a_rename_that_may_be_recorded_keeps_its_companion() {
+    let (store, table) = (Arc::new(MemoryBackend::new()), Arc::new(Doubtful::default()));
+    let (lab, v) = Lab::over(Recipe::default(), store.clone(), table.clone());
+    v.put("f", b"f");
+    v.sync_all().unwrap();
+    table.doubt(|change| change.space == Space::Intents);
+    mv(&v, "f", LONG, RenameMode::NoReplace).unwrap_err();
+    assert!(table.may_be_in_doubt());
+    std::mem::forget(v);
+    let lab = Lab { backend: Arc::new(store.snapshot()), table: Arc::new(table.durable.clone()), ..lab };
     let v = lab.open();
-    assert!(v.find("free").is_err() && v.find("new").is_err());
-    assert_eq!((v.get("f"), v.get("g")), (b"f".to_vec(), b"g".to_vec()));
-    v.check(&[], true, &Quiet).unwrap();
+    assert_eq!(listed(&v, ""), (vec![LONG.to_owned()], false));
+    assert_eq!(v.get(LONG), b"f");
     v.clean();
     v.close().unwrap();
-    assert_eq!(lab.backend.root().open_dir(n("lamassu.lost")).unwrap().read_dir().unwrap().len(), 1);
+}
+
+/// The store makes an entry, and reports a failure. Its long name needs the companion.
+#[test]
+fn an_entry_that_was_made_after_all_keeps_its_companion() {
+    let fault = Arc::new(FaultBackend::new(Arc::new(MemoryBackend::new())));
+    let backend: Arc<dyn Backend> = fault.clone();
+    let v = Recipe::default().make(&backend);
+    fault.faults().rule(|c| (c.call == Call::Rename).then_some(Fault::After(libc::EIO)));
+    v.symlink(ROOT, n(LONG), b"target", me()).unwrap_err();
+    fault.faults().clear_rules();
+    assert_eq!(v.list(""), [LONG]);
+    v.clean();
 }

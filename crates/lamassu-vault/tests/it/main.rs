@@ -24,6 +24,7 @@ mod failed_names;
 mod fault;
 mod forest;
 mod forest_modes;
+mod in_use;
 mod long_queue;
 mod matrix;
 mod matrix_lab;

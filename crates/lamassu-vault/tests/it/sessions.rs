@@ -2,6 +2,8 @@
 //! believed of interrupted sessions alone, and what it took is told.
 
 use crate::common;
+
+mod failed;
 use lamassu_format::header::VaultId;
 
 use common::local::Lab;

@@ -316,3 +316,33 @@ fn a_takeover_is_made_although_a_freeze_waits() {
     v.fsync(handle, false).unwrap();
     assert_eq!(blocks(&v).unwrap(), [9, 3, 1]);
 }
+
+/// While the file is copied it gets another name. The copy has one too few, and another is made.
+#[test]
+fn a_file_that_gets_another_name_meanwhile_is_taken_over_all_the_same() {
+    let (recipe, left, table) = left_open(|_| {});
+    let lab = Faulty::over(recipe, &left, &table);
+    let v = Arc::new(lab.open());
+    let before = stored_number(&v, &*lab.store, "f");
+    let ino = v.ino("f");
+    let (linking, has_linked) = (v.clone(), AtomicBool::new(false));
+    lab.faults().rule(move |call| {
+        if call.call == Call::SyncAll && !has_linked.swap(true, Ordering::Relaxed) {
+            let v = linking.clone();
+            std::thread::spawn(move || v.link(ino, ROOT, n("second")).unwrap()).join().unwrap();
+        }
+        None
+    });
+    let handle = v.open_file(ino, RW).unwrap();
+    lab.faults().clear_rules();
+    let after = stored_number(&v, &*lab.store, "f");
+    assert_ne!(after, before);
+    assert_eq!(stored_number(&v, &*lab.store, "second"), after);
+    v.write(handle, 0, &[9; BLOCK]).unwrap();
+    v.fsync(handle, false).unwrap();
+    for name in ["f", "second"] {
+        assert_eq!(v.get(name)[..BLOCK], [9; BLOCK]);
+    }
+    v.release(handle).unwrap();
+    v.close().unwrap();
+}

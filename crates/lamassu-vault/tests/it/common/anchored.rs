@@ -181,6 +181,49 @@ impl Table for Watched {
     }
 }
 
+/// A table at a server. The answer to a commit is lost, which was made; reads do not show that before it was repeated.
+#[derive(Default)]
+pub struct Doubtful {
+    pub durable: MemoryTable,
+    read: MemoryTable,
+    state: Mutex<Doubt>,
+}
+
+#[derive(Default)]
+struct Doubt {
+    /// The first commit with such a change.
+    of: Option<fn(&Change) -> bool>,
+    is_pending: bool,
+}
+
+impl Doubtful {
+    pub fn doubt(&self, of: fn(&Change) -> bool) {
+        self.state.lock().of = Some(of);
+    }
+}
+
+impl Table for Doubtful {
+    fn get(&self, space: Space, key: &[u8]) -> std::result::Result<Option<Vec<u8>>, AnchorError> {
+        self.read.get(space, key)
+    }
+    fn scan(&self, space: Space, prefix: &[u8], visit: &mut Visit<'_>) -> std::result::Result<(), AnchorError> {
+        self.read.scan(space, prefix, visit)
+    }
+    fn commit(&self, changes: &[Change]) -> std::result::Result<(), AnchorError> {
+        let state = &mut *self.state.lock();
+        self.durable.commit(changes)?;
+        state.is_pending = state.of.is_some_and(|of| changes.iter().any(of));
+        if state.is_pending {
+            state.of = None;
+            return Err(AnchorError::Broken);
+        }
+        self.read.commit(changes)
+    }
+    fn may_be_in_doubt(&self) -> bool {
+        self.state.lock().is_pending
+    }
+}
+
 /// A scrub beside which something happens.
 struct Meanwhile<F> {
     found: Vec<String>,
