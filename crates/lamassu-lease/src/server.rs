@@ -202,9 +202,23 @@ impl Server {
         step
     }
 
+    /// Whether some sessions have not reported their locks: they may have any.
+    fn awaits_reports(&self) -> bool {
+        self.sessions.values().any(|session| !session.is_back)
+    }
+
+    /// Whether a call may add to the locks of a session: a range, or a request that waits.
+    pub fn may_add_locks(&self, session: SessionId, call: &Call) -> bool {
+        match call {
+            Call::Lock { .. } => true,
+            Call::Unlock { key, range, .. } => self.awaits_reports() || self.locks.is_split_by(session, *key, *range),
+            Call::TestLock { .. } | Call::CancelLock { .. } => self.awaits_reports(),
+            _ => false,
+        }
+    }
+
     fn lock_call(&mut self, session: SessionId, call: Call, step: &mut Step) {
-        // A session that is not back may have any lock.
-        if self.sessions.values().any(|session| !session.is_back) {
+        if self.awaits_reports() {
             let its = self.early_of.get(&session).copied().unwrap_or_default();
             match call {
                 Call::Lock { request, .. } | Call::Unlock { request, .. } | Call::TestLock { request, .. }

@@ -417,12 +417,9 @@ impl Vault {
             return Err(Refused::Nonsense);
         }
         let leaves = (call == Call::Leave).then_some((line.session, Why::Left));
-        let step = match call {
-            Call::Lock { request, .. } if !known.locks.has_room() => {
-                let reply = Reply::Lock { request, answer: LockAnswer::TooMany };
-                Step { replies: vec![(line.session, reply)], ..Step::default() }
-            }
-            call => inner.leases.call(line.session, call, now),
+        let step = match inner.leases.may_add_locks(line.session, &call) && !known.locks.has_room() {
+            true => too_many_locks(line.session, &call),
+            false => inner.leases.call(line.session, call, now),
         };
         self.carry_out(inner, step, leaves)?;
         inner.count_locks(line.session);
@@ -528,6 +525,18 @@ impl Vault {
             None => Err(Refused::Ended),
         }
     }
+}
+
+/// The answer to a call about locks that would add to those of a host that has as many as it may. A request that no
+/// longer waits gets none: whether it is cancelled is said by the answer to itself.
+fn too_many_locks(session: SessionId, call: &Call) -> Step {
+    let replies = match call {
+        Call::Lock { request, .. } | Call::Unlock { request, .. } | Call::TestLock { request, .. } => {
+            vec![(session, Reply::Lock { request: *request, answer: LockAnswer::TooMany })]
+        }
+        _ => Vec::new(),
+    };
+    Step { replies, ..Step::default() }
 }
 
 /// The place of a host among the vaults in which it has sessions, if it has some in this one.

@@ -250,6 +250,45 @@ fn who_has_lost_its_grant_resumes_no_session() {
     assert!(resumes().is_ok(), "the session was not touched");
 }
 
+/// What is asked for before all have reported their locks waits, whatever it is.
+#[test]
+fn a_host_has_no_more_requests_that_wait_for_reports_than_it_may() {
+    let dir = tempfile::tempdir().unwrap();
+    let (common, caller) = common(dir.path());
+    let sessions = {
+        let before = open(table(), &common);
+        [begin(&before, &caller).0.session, begin(&before, &caller).0.session]
+    };
+    let vault = open(table(), &common);
+    let report = || Call::Resume { held: Vec::new(), kept: Vec::new(), locks: Vec::new() };
+    let (replies, mut told) = channel(REPLIES_MAX);
+    let line = vault.resumes(&caller, sessions[0], report(), replies).unwrap_or_else(|_| panic!("it lasts")).line;
+    let mut elsewhere = common.bounds.locks.of_session("one");
+    elsewhere.set(LOCKS_OF_HOST - 1);
+    let test = Lock { key: KEY, range: Range::ALL, mode: Mode::Exclusive, pid: 1 };
+    let calls = [
+        Call::TestLock { request: RequestNo(1), lock: test },
+        Call::Unlock { request: RequestNo(2), key: KEY, range: Range::ALL },
+        Call::CancelLock { request: RequestNo(1) },
+        Call::TestLock { request: RequestNo(3), lock: test },
+    ];
+    for call in calls {
+        assert!(vault.call(line, call).is_ok());
+        assert_eq!(vault.inner.lock().leases.locks_of(line.session), 1, "the first one waits");
+    }
+    let mut answers = || -> Vec<_> {
+        let replies = std::iter::from_fn(|| told.try_recv().ok());
+        let of_locks = replies.filter_map(|(reply, _)| match reply {
+            Reply::Lock { request, answer } => Some((request.0, answer)),
+            _ => None,
+        });
+        of_locks.collect()
+    };
+    assert_eq!(answers(), [(2, LockAnswer::TooMany), (3, LockAnswer::TooMany)]);
+    assert!(vault.resumes(&caller, sessions[1], report(), channel(REPLIES_MAX).0).is_ok());
+    assert_eq!(answers(), [(1, LockAnswer::Done)]);
+}
+
 /// It may have them in any number of vaults, and by any number of sessions.
 #[test]
 fn a_host_has_no_more_locks_in_all_vaults_than_it_may() {
@@ -270,6 +309,12 @@ fn a_host_has_no_more_locks_in_all_vaults_than_it_may() {
     assert_eq!(answer(lock(2)), LockAnswer::TooMany);
     assert_eq!(answer(Call::Unlock { request: RequestNo(3), key: KEY, range: Range::ALL }), LockAnswer::Done);
     assert_eq!(answer(lock(4)), LockAnswer::Done, "there is room again");
+    // Nor does it get more by unlocking a part, which makes two ranges of one.
+    elsewhere.set(LOCKS_OF_HOST);
+    let unlock = |byte| Call::Unlock { request: RequestNo(5), key: KEY, range: Range::new(byte, byte).unwrap() };
+    let count = |vault: &Vault| vault.inner.lock().leases.locks_of(line.session);
+    assert_eq!((answer(unlock(7)), count(&vault)), (LockAnswer::TooMany, 1));
+    assert_eq!((answer(unlock(0)), count(&vault)), (LockAnswer::Done, 1), "it is one range yet");
     // Nor does it get more by a report.
     let report = |count: u64| {
         let one =
