@@ -430,8 +430,8 @@ impl Vault {
     /// effect.
     ///
     /// # Errors
-    /// [`Refused::Ended`], [`Refused::OtherHead`], [`Refused::Policy`], [`Refused::NoAnchor`], [`Refused::Failed`],
-    /// [`Refused::InDoubt`].
+    /// [`Refused::Ended`], [`Refused::OtherHead`], [`Refused::Policy`], [`Refused::NoAnchor`], [`Refused::TooMuch`],
+    /// [`Refused::InDoubt`]; [`Refused::Failed`]: it was not tried.
     pub fn commit(&self, host: &str, session: SessionId, base: Head, changes: &[Change]) -> Answer<Head> {
         let inner = &mut *self.usable()?;
         let step = inner.tick();
@@ -447,16 +447,16 @@ impl Vault {
         let opens = self.judge(inner, session, changes)?;
         let noted: Vec<_> = changes.iter().cloned().chain([after.change()]).collect();
         if let Err(error) = inner.table.commit(&noted) {
-            let refused = match inner.table.may_be_in_doubt() {
-                // The host repeats the commit. If it was made, its head shows that.
-                true => Refused::InDoubt(error.into()),
-                false => error.into(),
-            };
-            // A table that has no room to grow is as it was.
-            if !matches!(refused, Refused::TooMuch(_)) {
-                inner.end(Standing::InDoubt);
-            }
-            return Err(refused);
+            return Err(match Refused::from(error) {
+                // Whatever the table says: it was not made here, and who opens it next may find it made. The host
+                // repeats it, and the head shows which.
+                Refused::Failed(error) => {
+                    inner.end(Standing::InDoubt);
+                    Refused::InDoubt(error)
+                }
+                // A table that has no room to grow is as it was.
+                other => other,
+            });
         }
         inner.head = after;
         inner.opened.extend(opens);

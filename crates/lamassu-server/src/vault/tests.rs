@@ -115,8 +115,8 @@ fn a_session_is_not_silent_before_its_host_can_reach_the_server() {
     }
 }
 
-/// A table that makes no commit.
-struct Failing(Arc<dyn Table>);
+/// A table whose commits fail, and are found when it is opened again, or not.
+struct Failing(Arc<dyn Table>, bool);
 
 impl Table for Failing {
     fn get(&self, space: Space, key: &[u8]) -> Result<Option<Vec<u8>>, AnchorError> {
@@ -127,7 +127,10 @@ impl Table for Failing {
         self.0.scan(space, prefix, visit)
     }
 
-    fn commit(&self, _: &[Change]) -> Result<(), AnchorError> {
+    fn commit(&self, changes: &[Change]) -> Result<(), AnchorError> {
+        if self.1 {
+            self.0.commit(changes)?;
+        }
         Err(AnchorError::Broken)
     }
 }
@@ -137,7 +140,7 @@ impl Table for Failing {
 fn a_vault_whose_commit_fails_ends_connections_and_rows_under_way() {
     let dir = tempfile::tempdir().unwrap();
     let (common, caller) = common(dir.path());
-    let vault = open(Arc::new(Failing(table())), &common);
+    let vault = open(Arc::new(Failing(table(), false)), &common);
     let (writer, _, mut told) = begin_to(&vault, &caller, Use::Writes, SessionId(u64::MAX));
     let rows = vault.rows(&caller.name, writer.session, None).unwrap_or_else(|_| panic!("it has a lease"));
     assert_eq!(*rows.standing.borrow(), Standing::Good);
@@ -145,6 +148,29 @@ fn a_vault_whose_commit_fails_ends_connections_and_rows_under_way() {
     assert_eq!((*rows.standing.borrow(), vault.standing()), (Standing::InDoubt, Standing::InDoubt));
     assert_eq!(told.try_recv(), Err(TryRecvError::Disconnected));
     assert!(matches!(vault.call(writer, Call::Heartbeat { beat: 1 }), Err(Refused::NotNow)));
+}
+
+/// A record of the log may be durable although its flush has failed, and the table says that it was not made. The host
+/// would else take back what the vault that is opened next has.
+#[test]
+fn a_commit_that_fails_at_the_disk_is_in_doubt_until_it_is_repeated() {
+    for is_made in [false, true] {
+        let dir = tempfile::tempdir().unwrap();
+        let (common, caller) = common(dir.path());
+        let (table, none) = (table(), SessionId(u64::MAX));
+        let failing = open(Arc::new(Failing(table.clone(), is_made)), &common);
+        let (line, grant, _told) = begin_to(&failing, &caller, Use::Writes, none);
+        let commit = |vault: &Vault| vault.commit(&caller.name, line.session, Head([3; 32]), &[row(1)]);
+        // Of the other errors the host takes all but a few for a refusal.
+        assert!(matches!(commit(&failing), Err(Refused::InDoubt(_))));
+        assert_eq!(failing.standing(), Standing::InDoubt);
+        let vault = open(table, &common);
+        assert_eq!(vault.head() != Head([3; 32]), is_made);
+        let report = Call::Resume { held: vec![grant], kept: Vec::new(), locks: Vec::new() };
+        assert!(vault.resumes(&caller, line.session, report, channel(REPLIES_MAX).0).is_ok());
+        let head = commit(&vault).unwrap();
+        assert_eq!((vault.head(), commit(&vault).unwrap()), (head, head));
+    }
 }
 
 /// Streams keep a vault that was given up. Its durable leases have the id of the vault, as those of the next one do.
