@@ -115,6 +115,14 @@ pub struct Server {
 impl Server {
     /// Starts from the durable state, at `now`.
     pub fn start(terms: Terms, durable: Durable, now: Millis) -> (Server, Step) {
+        let (mut server, mut step) = (Server::start_again(terms, durable, 0, now), Step::default());
+        server.change(&mut step, Change::Run(server.durable.runs + 1));
+        (server, step)
+    }
+
+    /// The same without a new run: for a process that had these leases before, and has given so many numbers since the
+    /// run began ([`Server::given`]). It gives no more of them in another place.
+    pub fn start_again(terms: Terms, durable: Durable, given: u64, now: Millis) -> Server {
         let sessions = durable.sessions.iter().map(|id| (*id, Session::heard_at(now, false))).collect();
         let mut server = Server {
             terms,
@@ -124,15 +132,18 @@ impl Server {
             locks: Table::default(),
             early: VecDeque::new(),
             early_of: BTreeMap::new(),
-            given: 0,
+            given,
         };
         for (object, (session, number)) in server.durable.exclusive.clone() {
             let lease = Lease::new(Mode::Exclusive, number, now);
             server.objects.entry(object).or_default().leases.insert(session, lease);
         }
-        let mut step = Step::default();
-        server.change(&mut step, Change::Run(server.durable.runs + 1));
-        (server, step)
+        server
+    }
+
+    /// How many numbers were given in this run.
+    pub fn given(&self) -> u64 {
+        self.given
     }
 
     /// The durable state after all changes so far.

@@ -17,6 +17,7 @@ use crate::keys::Master;
 use crate::keys::evaluate::{self, Evaluations};
 use crate::metrics::Metrics;
 use crate::monitoring::{self, Observed};
+use crate::numbers::Numbers;
 use crate::origin::{Origin, Waits};
 use crate::pauses::Pauses;
 use crate::policy::{self, Policies, Policy};
@@ -257,6 +258,7 @@ impl<'a> Parts<'a> {
             policies: policies.clone(),
             pauses: pauses.clone(),
             bounds: Bounds::new(shares.vaults_of_host),
+            numbers: Numbers::default(),
         };
         let vaults = Arc::new(Vaults::new(anchors.clone(), terms, common, shares.vaults));
         let certificate = Certificate::new(&authority, state)?;

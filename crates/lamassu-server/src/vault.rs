@@ -15,6 +15,7 @@ use crate::bounds::{Attends, Bounds};
 use crate::caller::Caller;
 use crate::counts::Counted;
 use crate::metrics::Metrics;
+use crate::numbers::{Given, Numbers};
 use crate::pauses::Pauses;
 use crate::policy::current::{LimitsCache, PolicyNo};
 use crate::policy::{self, Judged, Policies, Subject};
@@ -54,6 +55,7 @@ pub struct Vault {
     metrics: Metrics,
     policies: Arc<Policies>,
     inner: Mutex<Inner>,
+    given: Given,
     /// That of `inner`, without its lock.
     standing: watch::Receiver<Standing>,
     bounds: Bounds,
@@ -74,6 +76,8 @@ pub struct Common {
     pub pauses: Arc<Pauses>,
     /// what hosts have in all vaults together
     pub bounds: Bounds,
+    /// how many numbers of sessions were given
+    pub numbers: Numbers,
 }
 
 /// A reply to a session, and the head of the vault's table at that moment.
@@ -104,12 +108,16 @@ impl Vault {
         id: VaultId,
         table: Arc<dyn Table>,
         terms: Terms,
-        Common { state, metrics, policies, pauses, bounds }: Common,
+        Common { state, metrics, policies, pauses, bounds, numbers }: Common,
     ) -> Answer<Vault> {
         let head = Head::of(&*table)?.ok_or(ServerError::Anchor(AnchorError::Empty))?;
         let row = Anchor::open(table.clone(), &id)?.vault();
         let (durable, lasting) = state.leases(&id)?;
-        let (leases, step) = Server::start(terms, durable, now());
+        let given = numbers.of(&id);
+        let (leases, step) = match given.count() {
+            Some(count) => (Server::start_again(terms, durable, count, now()), Step::default()),
+            None => Server::start(terms, durable, now()),
+        };
         // A session from before this server began may know no more than the first policy that counts here.
         let mut sessions: HashMap<_, Attending> = HashMap::new();
         for Lasting { session, host, used } in lasting {
@@ -133,7 +141,8 @@ impl Vault {
             opened,
             unused_since: None,
         };
-        let vault = Vault { id, state, metrics, policies, inner: Mutex::new(inner), standing, bounds, _room: None };
+        let inner = Mutex::new(inner);
+        let vault = Vault { id, state, metrics, policies, inner, given, standing, bounds, _room: None };
         vault.carry_out(&mut vault.inner.lock(), step, None)?;
         Ok(vault)
     }
@@ -286,6 +295,7 @@ impl Vault {
             _ => Why::Silent,
         };
         self.state.change_leases(&self.id, &step.changes, host_of, why).map_err(Lost)?;
+        self.given.set(inner.leases.given());
         self.metrics.held_on(step.held_on.len());
         for (session, reply) in step.replies {
             self.metrics.told(&reply);

@@ -36,7 +36,17 @@ fn common(dir: &std::path::Path) -> (Common, Caller) {
     let (terms, metrics) = (Terms::DEFAULT, Metrics::default());
     std::fs::write(dir.join("policy.toml"), "").unwrap();
     let policies = Arc::new(Policies::start(dir, terms, (state.clone(), metrics.clone())).unwrap());
-    (Common { state, metrics, policies, pauses: Arc::default(), bounds: Bounds::new(9) }, caller)
+    (
+        Common {
+            state,
+            metrics,
+            policies,
+            pauses: Arc::default(),
+            bounds: Bounds::new(9),
+            numbers: Numbers::default(),
+        },
+        caller,
+    )
 }
 
 fn open(table: Arc<dyn Table>, common: &Common) -> Vault {
@@ -171,6 +181,35 @@ fn a_commit_that_fails_at_the_disk_is_in_doubt_until_it_is_repeated() {
         let head = commit(&vault).unwrap();
         assert_eq!((vault.head(), commit(&vault).unwrap()), (head, head));
     }
+}
+
+/// Whoever opens a vault again and again could else come to the numbers that a restored server gives.
+#[test]
+fn however_often_a_vault_is_opened_a_start_of_the_server_has_one_run_of_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let (common, caller) = common(dir.path());
+    let backup = common.state.copied().unwrap();
+    let runs = || common.state.vaults().unwrap().into_iter().map(|(_, runs)| runs).collect::<Vec<_>>();
+    let mut last = SessionId(0);
+    let mut uses_it_once = |common: &Common| {
+        let vault = open(table(), common);
+        let (line, grant, _told) = begin_to(&vault, &caller, Use::Writes, SessionId(u64::MAX));
+        assert!(line.session > last && grant.number.0 > line.session.0);
+        last = SessionId(grant.number.0);
+        assert!(vault.call(line, Call::Leave).is_ok() && vault.close_if_unused(0));
+        last
+    };
+    for _ in 0..20 {
+        uses_it_once(&common);
+        assert_eq!(runs(), [1]);
+    }
+    let last = uses_it_once(&Common { numbers: Numbers::default(), ..common.clone() });
+    assert_eq!(runs(), [2], "the server has started again");
+    let restored = tempfile::tempdir().unwrap();
+    let restored = State::make(restored.path()).unwrap();
+    restored.fill(&backup, &[ID]).unwrap();
+    let (mut leases, _) = Server::start(Terms::DEFAULT, restored.leases(&ID).unwrap().0, now());
+    assert!(leases.join(now()).0 > last);
 }
 
 /// Streams keep a vault that was given up. Its durable leases have the id of the vault, as those of the next one do.

@@ -4,6 +4,7 @@ use crate::ServerError;
 use crate::anchor_store::{self, Files, file_of};
 use crate::bounds::Bounds;
 use crate::metrics::Metrics;
+use crate::numbers::Numbers;
 use crate::policy::Policies;
 use crate::state::Pending;
 use crate::vault::{REPLIES_MAX, VAULT};
@@ -49,7 +50,14 @@ fn vaults(dir: &Path) -> (Vaults, Caller) {
     let (terms, metrics) = (Terms::DEFAULT, Metrics::default());
     std::fs::write(dir.join("policy.toml"), "").unwrap();
     let policies = Arc::new(Policies::start(dir, terms, (state.clone(), metrics.clone())).unwrap());
-    let common = Common { state, metrics, policies, pauses: Arc::default(), bounds: Bounds::new(2) };
+    let common = Common {
+        state,
+        metrics,
+        policies,
+        pauses: Arc::default(),
+        bounds: Bounds::new(2),
+        numbers: Numbers::default(),
+    };
     (Vaults { unused: 0, ..Vaults::new(anchors, terms, common, 100) }, caller)
 }
 
