@@ -8,7 +8,7 @@
 mod inner;
 
 use self::inner::Attending;
-pub use self::inner::{Inner, Standing};
+pub use self::inner::{Inner, Standing, Users};
 use crate::ServerError;
 use crate::audit::Why;
 use crate::bounds::{Attends, Bounds};
@@ -191,20 +191,28 @@ impl Vault {
         self.carry_out(inner, step, None)
     }
 
-    /// Since when nobody has used it; `None`: somebody does, or may.
-    pub fn unused_since(&self) -> Option<Millis> {
-        let mut inner = self.inner.try_lock()?;
+    /// Who uses it now.
+    pub fn users(&self) -> Users {
+        let Some(mut inner) = self.inner.try_lock() else { return Users::Passing };
         let now = inner.now();
-        let is_unused = inner.sessions.is_empty() && Arc::strong_count(&inner.table) == 1;
-        is_unused.then(|| *inner.unused_since.get_or_insert(now))
+        match () {
+            () if !inner.sessions.is_empty() => Users::Sessions,
+            () if Arc::strong_count(&inner.table) > 1 => Users::Passing,
+            () if inner.standing() != Standing::Good => Users::NoneSince(Millis(0)),
+            () => Users::NoneSince(*inner.unused_since.get_or_insert(now)),
+        }
     }
 
-    /// Closes it, if it has had no session for `unused` ms and nobody reads its table. It is not used after that.
+    /// Closes it, if it has had no session for `unused` ms and nobody reads its table. It is not used after that. One
+    /// that is used no more waits for nothing.
     pub fn close_if_unused(&self, unused: u64) -> bool {
         let Some(mut inner) = self.inner.try_lock() else { return false };
-        if !inner.sessions.is_empty() || Arc::strong_count(&inner.table) > 1 || inner.standing() != Standing::Good {
+        if !inner.sessions.is_empty() || Arc::strong_count(&inner.table) > 1 {
             inner.unused_since = None;
             return false;
+        }
+        if inner.standing() != Standing::Good {
+            return true;
         }
         let now = inner.now();
         let since = *inner.unused_since.get_or_insert(now);

@@ -253,17 +253,18 @@ impl Vaults {
     /// # Errors
     /// [`Lost`].
     pub fn end_sessions_of(&self, host: &str) -> std::result::Result<(), Lost> {
-        let opened = Vaults::opened(&self.slots(), |slot| Some(slot.lock()));
-        for vault in opened.into_iter().filter(|vault| !self.state().who_may_use(&vault.id()).contains(host)) {
-            vault.end_sessions_of(host)?;
-        }
-        Ok(())
+        let slots = self.slots();
+        let mut opened = Vaults::opened(&slots, |slot| Some(slot.lock()));
+        opened.try_for_each(|vault| match self.state().who_may_use(&vault.id()).contains(host) {
+            true => Ok(()),
+            false => vault.end_sessions_of(host),
+        })
     }
 
     /// The vaults whose anchors are kept here, and the hosts that have sessions of them.
     pub fn in_use(&self) -> Vec<(VaultId, Vec<String>)> {
-        let opened = Vaults::opened(&self.slots(), |slot| Some(slot.lock()));
-        opened.iter().map(|vault| (vault.id(), vault.hosts())).collect()
+        let slots = self.slots();
+        Vaults::opened(&slots, |slot| Some(slot.lock())).map(|vault| (vault.id(), vault.hosts())).collect()
     }
 
     /// Retires the anchor of an unused vault, for an administrator: it is kept under another name.

@@ -331,6 +331,56 @@ fn of_the_vaults_that_may_be_open_those_that_nobody_uses_give_way() {
     assert!(use_once(&VAULTS[0]).is_ok(), "nor is who has one open");
 }
 
+/// Ticks and administrators do, and so does monitoring.
+#[test]
+fn who_looks_at_all_vaults_keeps_none_of_the_others_open() {
+    let dir = tempfile::tempdir().unwrap();
+    let (vaults, caller) = vaults(dir.path());
+    let vaults = Vaults { unused: UNUSED, room: Room::of(2), ..vaults };
+    let use_once = |id: &VaultId| vaults.vault_for(&caller, id).map(drop);
+    assert!(use_once(&VAULTS[0]).is_ok() && use_once(&VAULTS[1]).is_ok());
+    let slots = vaults.slots();
+    let mut opened = Vaults::opened(&slots, |slot| Some(slot.lock()));
+    let looked_at = opened.next().expect("two are open");
+    assert!(use_once(&VAULTS[2]).is_ok());
+    assert_eq!(open(&vaults).len(), 2);
+    assert!(vaults.is_open(&looked_at.id()));
+}
+
+#[test]
+fn a_vault_that_is_used_for_a_moment_is_waited_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let (vaults, caller) = vaults(dir.path());
+    let vaults = Vaults { unused: UNUSED, room: Room::of(1), ..vaults };
+    let looked_at = vaults.vault(&VAULTS[0]).unwrap_or_else(|_| panic!("opens"));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let looked_at = looked_at;
+            // Until the other one has been asked for.
+            while !vaults.slots.lock().contains_key(&VAULTS[1]) {
+                std::thread::yield_now();
+            }
+            std::thread::sleep(Duration::from_millis(50));
+            drop(looked_at);
+        });
+        assert!(vaults.vault_for(&caller, &VAULTS[1]).is_ok());
+    });
+}
+
+/// It would else count as one that can be closed, for ever.
+#[test]
+fn a_vault_in_doubt_that_nobody_uses_gives_way() {
+    let dir = tempfile::tempdir().unwrap();
+    let (vaults, caller) = vaults(dir.path());
+    let vaults = Vaults { unused: UNUSED, room: Room::of(1), ..vaults };
+    {
+        let doubtful = vaults.vault(&VAULTS[0]).unwrap_or_else(|_| panic!("opens"));
+        assert!(doubtful.give_up(|_| Ok(()), || Err(Refused::NotNow)).is_err());
+        assert_eq!(doubtful.standing(), Standing::InDoubt);
+    }
+    assert!(vaults.vault_for(&caller, &VAULTS[1]).is_ok());
+}
+
 /// An administrator's command looks at all slots.
 #[test]
 fn while_a_vault_is_closed_its_slot_is_free_and_nobody_opens_it() {
