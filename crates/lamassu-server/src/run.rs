@@ -3,7 +3,7 @@
 use crate::accept::{Connection, Door, KnownKeys, Limits};
 use crate::admin::SOCKET;
 use crate::administered::Administered;
-use crate::anchor_store::RESERVE;
+use crate::anchor_store::{RESERVE, remove_left};
 use crate::answering;
 use crate::audit::Event;
 use crate::authority::{Authority, is_to_be_renewed, is_valid};
@@ -421,6 +421,7 @@ async fn serve(dir: &Path, config: Config, shares: Shares) -> Result<()> {
     tokio::spawn(tick(parts.vaults.clone(), parts.pauses.clone(), failed.clone()));
     tokio::spawn(watch_state(parts.origin.state.unusable.subscribe(), failed));
     tokio::spawn(note_every_minute(parts.origin.state.clone(), parts.evaluations.clone()));
+    remove_left(parts.origin.anchors.clone());
     if let Some(reserve) = parts.origin.reserve.clone() {
         tokio::spawn(keep_reserve(reserve));
     }

@@ -21,7 +21,7 @@ use lamassu_anchor::{Anchor, Revision, VaultRow, export};
 use lamassu_format::header::VaultId;
 use lamassu_lease::{SessionId, Terms};
 use parking_lot::Mutex;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -318,13 +318,11 @@ impl Vaults {
 /// # Errors
 /// Those of the store and of the state.
 pub fn missing(anchors: &dyn AnchorStore, state: &State) -> Result<Vec<VaultId>> {
-    let mut missing = Vec::new();
-    for id in state.kept()? {
-        if !anchors.has(&id)? {
-            missing.push(id);
-        }
-    }
-    Ok(missing)
+    // With etcd each question is one to its members, and there may be thousands: all of them are one.
+    let mut kept = state.kept()?;
+    let there: HashSet<_> = anchors.all()?.into_iter().collect();
+    kept.retain(|id| !there.contains(id));
+    Ok(kept)
 }
 
 /// An anchor that is being received. If it is dropped before its end, the put is undone.

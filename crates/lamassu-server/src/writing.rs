@@ -19,6 +19,9 @@ pub struct RowChange {
     pub value: Option<Vec<u8>>,
 }
 
+/// Passes each row of a new copy to the function that puts it there.
+pub type Fill<'a> = &'a dyn Fn(&mut dyn FnMut(&RowChange) -> crate::Result<()>) -> crate::Result<()>;
+
 /// A write transaction that records changes, in place of redb's.
 pub struct Writing<'t> {
     transaction: &'t WriteTransaction,

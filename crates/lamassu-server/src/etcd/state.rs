@@ -61,17 +61,17 @@ impl Cluster {
     /// [`ServerError::Etcd`], [`ServerError::NotLeading`], [`ServerError::Damaged`].
     pub fn open_state(self: &Arc<Cluster>) -> Result<State> {
         self.recover(JOURNAL)?;
-        let mut rows = Vec::new();
-        self.visit(&self.key(ROWS), |key, value| {
+        let row = |key: &[u8], value| {
             let (table, key) = key.iter().position(|byte| *byte == b'/').map_or((key, &[][..]), |at| {
                 let (table, key) = key.split_at(at);
                 (table, key.get(1..).unwrap_or_default())
             });
             let table = String::from_utf8_lossy(table).into_owned();
-            rows.push(RowChange { table, key: key.to_vec(), value: Some(value) });
-            Ok(())
-        })?;
-        State::copy_of(self.name.clone().into(), self.clone(), &rows)
+            RowChange { table, key: key.to_vec(), value: Some(value) }
+        };
+        State::copy_of(self.name.clone().into(), self.clone(), &|put| {
+            self.visit(&self.key(ROWS), |key, value| put(&row(key, value)))
+        })
     }
 
     /// Writes all rows of a state. There must be no state yet.

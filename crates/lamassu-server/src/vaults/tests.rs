@@ -14,7 +14,7 @@ use lamassu_anchor::{AnchorError, Digest, ObjectId, Row, Token, TokenKey, VaultR
 use lamassu_keys::unix_now;
 use lamassu_lease::{Call, Mode, RequestNo};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use tokio::sync::mpsc::channel;
 
 const VAULTS: [VaultId; 3] = [VaultId([1; 16]), VaultId([2; 16]), VaultId([3; 16])];
@@ -170,6 +170,8 @@ fn a_dataset_whose_anchor_was_just_retired_keeps_its_place() {
 struct Doubtful {
     files: Files,
     fails: Arc<AtomicBool>,
+    /// How often it was asked of one anchor whether it has it.
+    asked: Arc<AtomicUsize>,
 }
 
 struct DoubtfulNew(Box<dyn NewAnchor>, Arc<AtomicBool>);
@@ -180,6 +182,7 @@ impl AnchorStore for Doubtful {
     }
 
     fn has(&self, id: &VaultId) -> Result<bool> {
+        self.asked.fetch_add(1, Ordering::SeqCst);
         self.files.has(id)
     }
 
@@ -222,7 +225,8 @@ fn a_put_that_was_in_doubt_is_noted_when_it_is_repeated() {
     let (vaults, caller) = vaults(dir.path());
     let fails = Arc::new(AtomicBool::new(false));
     let files = Files::open(dir.path()).unwrap();
-    let vaults = Arc::new(Vaults { anchors: Arc::new(Doubtful { files, fails: fails.clone() }), ..vaults });
+    let anchors = Arc::new(Doubtful { files, fails: fails.clone(), asked: Arc::default() });
+    let vaults = Arc::new(Vaults { anchors, ..vaults });
     let [dataset, granted] = [VaultId([4; 16]), VaultId([5; 16])];
     vaults.state().grant("one", &granted.to_string(), true).unwrap();
     for (id, around) in [(dataset, Some(VAULTS[0])), (granted, None)] {
@@ -251,6 +255,20 @@ fn a_put_that_was_in_doubt_is_noted_when_it_is_repeated() {
             assert_eq!(vaults.state().around(&id), around);
         }
     }
+}
+
+/// With etcd each question takes the time of an answer from its members, and hosts wait for the leader.
+#[test]
+fn a_server_that_starts_asks_of_no_single_anchor_whether_it_is_there() {
+    let dir = tempfile::tempdir().unwrap();
+    let (vaults, _) = vaults(dir.path());
+    let (files, asked) = (Files::open(dir.path()).unwrap(), Arc::<AtomicUsize>::default());
+    let anchors = Arc::new(Doubtful { files, fails: Arc::default(), asked: asked.clone() });
+    let vaults = Vaults { anchors, ..vaults };
+    std::fs::remove_file(anchor(dir.path(), &VAULTS[1])).unwrap();
+    assert_eq!(missing(vaults.anchors(), vaults.state()).unwrap(), [VAULTS[1]]);
+    assert!(vaults.open_attended().is_ok_and(|count| count == 2));
+    assert_eq!(asked.load(Ordering::SeqCst), 0);
 }
 
 /// All rows of the anchor of a vault.
