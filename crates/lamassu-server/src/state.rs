@@ -20,7 +20,7 @@ pub use self::restored::Copied;
 use self::restored::Restored;
 use crate::audit::{self, ChainEnd, Event};
 use crate::reserve::{self, is_damage};
-use crate::writing::{AnyTable, Fill, RowChange, Writing};
+use crate::writing::{AnyTable, Fill, Filling, RowChange, Writing};
 use crate::{Result, ServerError};
 use bell::Bell;
 use data_encoding::HEXLOWER;
@@ -242,15 +242,17 @@ impl State {
         for table in tables() {
             table.make(&write).map_err(|e| self.failed(e))?;
         }
+        let mut filling = Filling::of(&write);
         fill(&mut |RowChange { table, key, value }| {
             let (Some(to), Some(value)) = (tables().find(|one| one.name() == table), value) else {
                 return Err(self.damaged("a row of a table that is unknown"));
             };
-            match to.put(&write, key, value).map_err(|e| self.failed(e))? {
+            match filling.put(to, key, value).map_err(|e| self.failed(e))? {
                 true => Ok(()),
                 false => Err(self.damaged("a row that does not fit its table")),
             }
         })?;
+        drop(filling);
         write.commit().map_err(|e| self.failed(e))
     }
 
