@@ -23,12 +23,17 @@ use lamassu_lease::{SessionId, Terms};
 use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
 use std::ops::ControlFlow;
+use std::panic::resume_unwind;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::Sender;
 
 /// Minimum time between two log lines about this.
 const SAID_EVERY: Duration = Duration::from_secs(60);
+/// Vaults that a server which starts opens at once.
+const OPENED_AT_ONCE: usize = 16;
+
 /// All vaults of a server.
 pub struct Vaults {
     anchors: Arc<dyn AnchorStore>,
@@ -96,19 +101,32 @@ impl Vaults {
         }
         let all = self.anchors.all()?;
         self.state().note_gone(&all)?;
-        let attended = self.state().attended()?;
         for id in &all {
             if !self.state().keeps(id)? {
                 self.state().note_found(id)?;
             }
-            if !attended.contains(id) {
-                continue;
-            }
-            if let Err(Refused::Lost(Lost(error))) = self.vault(id) {
-                return Err(error);
-            }
         }
-        Ok(all.len())
+        let attended = self.state().attended()?;
+        let those: Vec<_> = all.iter().filter(|id| attended.contains(id)).copied().collect();
+        self.open_all(&those).map(|()| all.len())
+    }
+
+    /// Opens vaults, several at once: each waits for the disk or for etcd, and all hosts wait for them.
+    fn open_all(&self, vaults: &[VaultId]) -> Result<()> {
+        let next = AtomicUsize::new(0);
+        let open = || {
+            while let Some(id) = vaults.get(next.fetch_add(1, Ordering::Relaxed)) {
+                if let Err(Refused::Lost(Lost(error))) = self.vault(id) {
+                    return Err(error);
+                }
+            }
+            Ok(())
+        };
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..OPENED_AT_ONCE.min(vaults.len())).map(|_| scope.spawn(open)).collect();
+            let done = threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)));
+            done.collect()
+        })
     }
 
     /// Whether a host is to send its rows of a vault that was restored from a backup, since it knows more than the

@@ -271,6 +271,69 @@ fn a_server_that_starts_asks_of_no_single_anchor_whether_it_is_there() {
     assert_eq!(asked.load(Ordering::SeqCst), 0);
 }
 
+/// Files, each of which opens when another one does, or after a while.
+struct Together {
+    files: Files,
+    /// How many are being opened, and how many were at once.
+    opening: std::sync::Mutex<(usize, usize)>,
+    more: std::sync::Condvar,
+}
+
+impl AnchorStore for Together {
+    fn all(&self) -> Result<Vec<VaultId>> {
+        self.files.all()
+    }
+
+    fn has(&self, id: &VaultId) -> Result<bool> {
+        self.files.has(id)
+    }
+
+    fn open(&self, id: &VaultId) -> std::result::Result<Arc<dyn Table>, AnchorError> {
+        let mut opening = self.opening.lock().unwrap();
+        opening.0 += 1;
+        opening.1 = opening.1.max(opening.0);
+        self.more.notify_all();
+        let is_alone = |opening: &mut (usize, usize)| opening.1 < 2;
+        let waited = self.more.wait_timeout_while(opening, Duration::from_secs(10), is_alone);
+        waited.unwrap().0.0 -= 1;
+        self.files.open(id)
+    }
+
+    fn begin(&self, id: &VaultId) -> std::result::Result<Box<dyn NewAnchor>, AnchorError> {
+        self.files.begin(id)
+    }
+
+    fn put_away(&self, id: &VaultId) -> Result<bool> {
+        self.files.put_away(id)
+    }
+
+    fn free(&self) -> u64 {
+        self.files.free()
+    }
+
+    fn name(&self, id: &VaultId) -> String {
+        self.files.name(id)
+    }
+}
+
+/// A host may have sessions in hundreds of vaults, and each waits for answers of etcd.
+#[test]
+fn a_server_that_starts_opens_several_vaults_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    {
+        let (vaults, caller) = vaults(dir.path());
+        for id in &VAULTS[..2] {
+            attend(&vaults, &caller, id);
+        }
+    }
+    let (vaults, _) = vaults(dir.path());
+    let (files, (opening, more)) = (Files::open(dir.path()).unwrap(), Default::default());
+    let anchors = Arc::new(Together { files, opening, more });
+    let vaults = Vaults { anchors: anchors.clone(), ..vaults };
+    assert!(vaults.open_attended().is_ok_and(|count| count == 3));
+    assert_eq!((anchors.opening.lock().unwrap().1, open(&vaults)), (2, VAULTS[..2].to_vec()));
+}
+
 /// All rows of the anchor of a vault.
 fn rows(vaults: &Vaults, id: &VaultId) -> Vec<Change> {
     let table = vaults.vault(id).unwrap_or_else(|_| panic!("opens")).table_to_look_at();
