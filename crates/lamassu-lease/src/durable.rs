@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// The state that outlives the server's process.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Durable {
-    /// number of starts of the server
+    /// number of starts of the server, of those in which it has used these leases
     pub runs: u64,
     /// sessions that have not ended
     pub sessions: BTreeSet<SessionId>,

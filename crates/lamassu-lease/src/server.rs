@@ -115,6 +115,14 @@ pub struct Server {
 impl Server {
     /// Starts from the durable state, at `now`.
     pub fn start(terms: Terms, durable: Durable, now: Millis) -> (Server, Step) {
+        let (mut server, mut step) = (Server::start_again(terms, durable, 0, now), Step::default());
+        server.change(&mut step, Change::Run(server.durable.runs + 1));
+        (server, step)
+    }
+
+    /// The same without a new run: for a process that had these leases before, and has given so many numbers since the
+    /// run began ([`Server::given`]). It gives no more of them in another place.
+    pub fn start_again(terms: Terms, durable: Durable, given: u64, now: Millis) -> Server {
         let sessions = durable.sessions.iter().map(|id| (*id, Session::heard_at(now, false))).collect();
         let mut server = Server {
             terms,
@@ -124,15 +132,18 @@ impl Server {
             locks: Table::default(),
             early: VecDeque::new(),
             early_of: BTreeMap::new(),
-            given: 0,
+            given,
         };
         for (object, (session, number)) in server.durable.exclusive.clone() {
             let lease = Lease::new(Mode::Exclusive, number, now);
             server.objects.entry(object).or_default().leases.insert(session, lease);
         }
-        let mut step = Step::default();
-        server.change(&mut step, Change::Run(server.durable.runs + 1));
-        (server, step)
+        server
+    }
+
+    /// How many numbers were given in this run.
+    pub fn given(&self) -> u64 {
+        self.given
     }
 
     /// The durable state after all changes so far.
@@ -202,9 +213,23 @@ impl Server {
         step
     }
 
+    /// Whether some sessions have not reported their locks: they may have any.
+    fn awaits_reports(&self) -> bool {
+        self.sessions.values().any(|session| !session.is_back)
+    }
+
+    /// Whether a call may add to the locks of a session: a range, or a request that waits.
+    pub fn may_add_locks(&self, session: SessionId, call: &Call) -> bool {
+        match call {
+            Call::Lock { .. } => true,
+            Call::Unlock { key, range, .. } => self.awaits_reports() || self.locks.is_split_by(session, *key, *range),
+            Call::TestLock { .. } | Call::CancelLock { .. } => self.awaits_reports(),
+            _ => false,
+        }
+    }
+
     fn lock_call(&mut self, session: SessionId, call: Call, step: &mut Step) {
-        // A session that is not back may have any lock.
-        if self.sessions.values().any(|session| !session.is_back) {
+        if self.awaits_reports() {
             let its = self.early_of.get(&session).copied().unwrap_or_default();
             match call {
                 Call::Lock { request, .. } | Call::Unlock { request, .. } | Call::TestLock { request, .. }

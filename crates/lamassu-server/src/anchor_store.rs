@@ -55,6 +55,15 @@ pub trait AnchorStore: Send + Sync {
     /// As for [`AnchorStore::all`].
     fn put_away(&self, id: &VaultId) -> Result<bool>;
 
+    /// Removes what an earlier server has left of tables that were being received or replaced. That may take long, and
+    /// concerns no table that is here: hosts are served meanwhile.
+    ///
+    /// # Errors
+    /// As for [`AnchorStore::all`]; the next server removes the rest.
+    fn remove_left(&self) -> Result<()> {
+        Ok(())
+    }
+
     /// Free space in bytes, as far as that is known.
     fn free(&self) -> u64;
 
@@ -206,6 +215,16 @@ impl NewAnchor for NewFile {
         fs::rename(&path.0, &place).map_err(ServerError::file("put in place", &place))?;
         place.parent().map_or(Ok(()), sync)
     }
+}
+
+/// Removes what an earlier server has left, on a thread of its own. It ends with the right to serve.
+pub fn remove_left(anchors: Arc<dyn AnchorStore>) {
+    let removes = move || {
+        if let Err(error) = anchors.remove_left() {
+            tracing::warn!(%error, "rows that belong to no anchor stay until the next start");
+        }
+    };
+    let _ = std::thread::Builder::new().name("left".into()).spawn(removes);
 }
 
 pub(crate) fn sync(dir: &Path) -> Result<()> {

@@ -34,6 +34,8 @@ pub struct Kept {
 impl Kept {
     /// All of it.
     pub const ALL: Kept = Kept { entries: u64::MAX, bytes: u64::MAX };
+    /// By default with etcd: who takes over reads all of it, and hosts wait.
+    pub const IN_ETCD: Kept = Kept { entries: 100_000, bytes: 64 << 20 };
 }
 
 impl Default for Kept {

@@ -77,10 +77,13 @@ impl SessionLocks {
         its < LOCKS_OF_HOST && counted.all < LOCKS_OF_ALL
     }
 
-    /// Whether its host can have so many in this session. More than it may take: an unlock of a part makes two of one.
+    /// Whether its host can have so many in this session. More than it may take: a request that waited may make three
+    /// ranges of one when it is granted. So may all hosts together have more.
     pub fn can_be(&self, count: usize) -> bool {
-        let its = self.all.0.lock().of.get(&self.host).copied().unwrap_or_default();
-        count <= self.count || its - self.count + count <= 2 * LOCKS_OF_HOST
+        let counted = self.all.0.lock();
+        let its = counted.of.get(&self.host).copied().unwrap_or_default();
+        let with = |all: usize| all - self.count + count;
+        count <= self.count || (with(its) <= 2 * LOCKS_OF_HOST && with(counted.all) <= 2 * LOCKS_OF_ALL)
     }
 
     /// It has so many now.
@@ -134,6 +137,15 @@ mod tests {
             its.set(LOCKS_OF_HOST);
             all.push(its);
         }
-        assert!(!locks.of_session("one more").has_room());
+        let more = locks.of_session("one more");
+        assert!(!more.has_room() && more.can_be(LOCKS_OF_HOST));
+        // A restarted server takes what hosts report, but not from any number of them.
+        for host in 0..LOCKS_OF_ALL / LOCKS_OF_HOST {
+            let mut its = locks.of_session(&format!("and {host}"));
+            assert!(its.can_be(LOCKS_OF_HOST));
+            its.set(LOCKS_OF_HOST);
+            all.push(its);
+        }
+        assert!(!more.can_be(1) && more.can_be(0));
     }
 }

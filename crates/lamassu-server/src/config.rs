@@ -38,7 +38,7 @@ pub const COMMENTED: &str = r#"# Configuration of lamassu-server. A line that is
 #handshakes_max = 64
 
 # How many entries of the audit log are kept, and how many MiB of them; the oldest are removed. A million take about
-# 300 MB.
+# 300 MB. With [etcd] the defaults are 100000 and 64: a replica that takes over reads all entries first.
 #audit_entries = 1000000
 #audit_mib = 512
 
@@ -97,10 +97,8 @@ pub struct Config {
     pub connections_max: usize,
     /// handshakes at once of one address
     pub handshakes_max: usize,
-    /// how many entries of the audit log are kept
-    pub audit_entries: u64,
-    /// how many MiB of them
-    pub audit_mib: u64,
+    audit_entries: Option<u64>,
+    audit_mib: Option<u64>,
     /// the address for monitoring
     pub metrics: Option<String>,
     /// URL that alerts are posted to
@@ -128,8 +126,8 @@ impl Default for Config {
             token_hours: 24,
             connections_max: 4096,
             handshakes_max: 64,
-            audit_entries: audit::Kept::default().entries,
-            audit_mib: audit::Kept::default().bytes >> 20,
+            audit_entries: None,
+            audit_mib: None,
             metrics: None,
             webhook: None,
             webhook_ca: None,
@@ -145,7 +143,12 @@ impl Default for Config {
 impl Config {
     /// How much of the audit log is kept.
     pub fn audit_kept(&self) -> audit::Kept {
-        audit::Kept { entries: self.audit_entries, bytes: self.audit_mib << 20 }
+        #[cfg(feature = "etcd")]
+        let default = if self.etcd.is_some() { audit::Kept::IN_ETCD } else { audit::Kept::default() };
+        #[cfg(not(feature = "etcd"))]
+        let default = audit::Kept::default();
+        let bytes = self.audit_mib.map_or(default.bytes, |mib| mib << 20);
+        audit::Kept { entries: self.audit_entries.unwrap_or(default.entries), bytes }
     }
 
     /// Reads the configuration of the server in `dir`.
@@ -171,8 +174,8 @@ impl Config {
         within("token_hours", config.token_hours, 1, 24 * 30)?;
         within("connections_max", config.connections_max as u64, 1, 1 << 20)?;
         within("handshakes_max", config.handshakes_max as u64, 1, 1 << 20)?;
-        within("audit_entries", config.audit_entries, 1000, 1_000_000_000)?;
-        within("audit_mib", config.audit_mib, 1, 1 << 20)?;
+        within("audit_entries", config.audit_entries.unwrap_or(1000), 1000, 1_000_000_000)?;
+        within("audit_mib", config.audit_mib.unwrap_or(1), 1, 1 << 20)?;
         within("evaluations_per_second", config.evaluations_per_second, 1, 1_000_000_000)?;
         // A batch has up to this many elements.
         within("evaluations_burst", config.evaluations_burst, 1024, 1_000_000_000_000)?;
@@ -298,8 +301,16 @@ mod tests {
             .map(|line| format!("{line}\n"))
             .collect();
         let said: Config = toml::from_str(&all).expect("parses");
+        assert_eq!(said.audit_kept(), commented.audit_kept());
+        let said = Config { audit_entries: None, audit_mib: None, ..said };
         assert_eq!(format!("{said:?}"), format!("{commented:?}"));
         assert_eq!(all.lines().count(), 10);
+        #[cfg(feature = "etcd")]
+        {
+            let in_etcd: Config = toml::from_str("[etcd]\nendpoints = [\"https://e:1\"]").expect("parses");
+            let most = in_etcd.audit_kept();
+            assert!(COMMENTED.contains(&format!("defaults are {} and {}:", most.entries, most.bytes >> 20)));
+        }
     }
 
     #[test]

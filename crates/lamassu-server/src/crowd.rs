@@ -1,8 +1,10 @@
 //! Connections whose peers are not known yet, by address, oldest first. When an address has too many, or all together,
-//! the oldest one gives way: of that address, or of the one that has most. So a stranger behind the address of somebody
-//! else keeps nobody out, and all strangers together take few files.
+//! the oldest one gives way: of that address, or of the one that has most; if several have as many, of the one that has
+//! waited longest. So a stranger behind the address of somebody else keeps nobody out, and all strangers together take
+//! few files.
 
 use parking_lot::Mutex;
+use std::cmp::Reverse;
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -47,7 +49,10 @@ impl Crowd {
         let all: usize = under_way.of.values().map(VecDeque::len).sum();
         let from = match () {
             () if has_too_many => under_way.of.get_mut(&address),
-            () if all > self.of_all => under_way.of.values_mut().max_by_key(|its| its.len()),
+            () if all > self.of_all => {
+                let oldest = |its: &VecDeque<(u64, _)>| its.front().map(|(number, _)| Reverse(*number));
+                under_way.of.values_mut().max_by_key(|its| (its.len(), oldest(its)))
+            }
             () => None,
         };
         if let Some((_, oldest)) = from.and_then(VecDeque::pop_front) {
@@ -112,6 +117,16 @@ mod tests {
         assert!(newest.try_recv().is_err());
         let gave_way: Vec<_> = all.into_iter().map(|(turn, mut over)| (turn, over.try_recv().is_ok())).collect();
         assert_eq!(gave_way.iter().map(|(_, gave_way)| *gave_way).collect::<Vec<_>>(), [false, true, false, false]);
+    }
+
+    /// Else one that has just come could be the one.
+    #[test]
+    fn of_addresses_that_have_as_many_the_one_that_has_waited_longest_gives_way() {
+        let crowd = Crowd::of(3, 10);
+        let all = (0..30u8).map(|last| crowd.begin(IpAddr::from([10, 0, 0, last])));
+        let mut all: Vec<_> = all.collect();
+        let gave_way: Vec<_> = all.iter_mut().map(|(_, over)| over.try_recv().is_ok()).collect();
+        assert!(gave_way.iter().enumerate().all(|(at, gave_way)| *gave_way == (at < 20)), "{gave_way:?}");
     }
 
     #[test]

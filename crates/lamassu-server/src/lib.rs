@@ -21,6 +21,7 @@
 //! | `policy/` | which protections and algorithms hosts may use in which vaults |
 //! | `pauses` | the clock of all vaults, which notices when the process was suspended |
 //! | `recent` | the changes of a vault's newest commits |
+//! | `numbers` | how many numbers of sessions were given |
 //! | `counts`, `threads` | counts what is in use at once; threads for calls that wait |
 //! | `bounds`, `files`, `crowd` | what one host has in all vaults; which files hosts may take; peers not known yet |
 //! | `vault/` | one vault: its anchor's table, its leases, its sessions |
@@ -76,6 +77,7 @@ pub mod guard;
 pub mod keys;
 pub mod metrics;
 pub mod monitoring;
+pub mod numbers;
 pub mod origin;
 pub mod pauses;
 pub mod policy;

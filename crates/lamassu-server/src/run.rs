@@ -3,7 +3,7 @@
 use crate::accept::{Connection, Door, KnownKeys, Limits};
 use crate::admin::SOCKET;
 use crate::administered::Administered;
-use crate::anchor_store::RESERVE;
+use crate::anchor_store::{RESERVE, remove_left};
 use crate::answering;
 use crate::audit::Event;
 use crate::authority::{Authority, is_to_be_renewed, is_valid};
@@ -17,6 +17,7 @@ use crate::keys::Master;
 use crate::keys::evaluate::{self, Evaluations};
 use crate::metrics::Metrics;
 use crate::monitoring::{self, Observed};
+use crate::numbers::Numbers;
 use crate::origin::{Origin, Waits};
 use crate::pauses::Pauses;
 use crate::policy::{self, Policies, Policy};
@@ -257,6 +258,7 @@ impl<'a> Parts<'a> {
             policies: policies.clone(),
             pauses: pauses.clone(),
             bounds: Bounds::new(shares.vaults_of_host),
+            numbers: Numbers::default(),
         };
         let vaults = Arc::new(Vaults::new(anchors.clone(), terms, common, shares.vaults));
         let certificate = Certificate::new(&authority, state)?;
@@ -419,6 +421,7 @@ async fn serve(dir: &Path, config: Config, shares: Shares) -> Result<()> {
     tokio::spawn(tick(parts.vaults.clone(), parts.pauses.clone(), failed.clone()));
     tokio::spawn(watch_state(parts.origin.state.unusable.subscribe(), failed));
     tokio::spawn(note_every_minute(parts.origin.state.clone(), parts.evaluations.clone()));
+    remove_left(parts.origin.anchors.clone());
     if let Some(reserve) = parts.origin.reserve.clone() {
         tokio::spawn(keep_reserve(reserve));
     }

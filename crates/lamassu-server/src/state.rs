@@ -20,7 +20,7 @@ pub use self::restored::Copied;
 use self::restored::Restored;
 use crate::audit::{self, ChainEnd, Event};
 use crate::reserve::{self, is_damage};
-use crate::writing::{AnyTable, RowChange, Writing};
+use crate::writing::{AnyTable, Fill, Filling, RowChange, Writing};
 use crate::{Result, ServerError};
 use bell::Bell;
 use data_encoding::HEXLOWER;
@@ -196,21 +196,21 @@ impl State {
 
     fn open_file(dir: &Path, path: PathBuf) -> Result<State> {
         let database = reserve::database(dir, &path)?;
-        State::of(path, database, None, &[])
+        State::of(path, database, None, &|_| Ok(()))
     }
 
-    /// A copy in memory of a state that is durable elsewhere.
+    /// A copy in memory of a state that is durable elsewhere. `fill` puts its rows, one by one: there may be a million.
     ///
     /// # Errors
-    /// [`ServerError::Damaged`], [`ServerError::Database`].
-    pub fn copy_of(name: PathBuf, upstream: Arc<dyn Upstream>, rows: &[RowChange]) -> Result<State> {
+    /// [`ServerError::Damaged`], [`ServerError::Database`]; those of `fill`.
+    pub fn copy_of(name: PathBuf, upstream: Arc<dyn Upstream>, fill: Fill<'_>) -> Result<State> {
         let made = Database::builder().create_with_backend(InMemoryBackend::new());
         let database =
             made.map_err(|error| ServerError::Database { path: name.clone(), source: Box::new(error.into()) })?;
-        State::of(name, database, Some(upstream), rows)
+        State::of(name, database, Some(upstream), fill)
     }
 
-    fn of(path: PathBuf, database: Database, upstream: Option<Arc<dyn Upstream>>, rows: &[RowChange]) -> Result<State> {
+    fn of(path: PathBuf, database: Database, upstream: Option<Arc<dyn Upstream>>, fill: Fill<'_>) -> Result<State> {
         let state = State {
             path,
             upstream,
@@ -225,7 +225,7 @@ impl State {
             alerted: Bell::default(),
             unusable: watch::Sender::new(false),
         };
-        state.fill_tables(rows)?;
+        state.fill_tables(fill)?;
         let (hosts, restored) = (state.read_hosts()?, state.read_restored()?);
         *state.hosts.write() = Arc::new(hosts);
         *state.tokens.write() = state.read_tokens()?;
@@ -236,20 +236,23 @@ impl State {
     }
 
     /// Makes the tables that are missing, and puts rows into them.
-    fn fill_tables(&self, rows: &[RowChange]) -> Result<()> {
+    fn fill_tables(&self, fill: Fill<'_>) -> Result<()> {
         let database = self.database.read();
         let write = database.begin_write().map_err(|e| self.failed(e))?;
         for table in tables() {
             table.make(&write).map_err(|e| self.failed(e))?;
         }
-        for RowChange { table, key, value } in rows {
+        let mut filling = Filling::of(&write);
+        fill(&mut |RowChange { table, key, value }| {
             let (Some(to), Some(value)) = (tables().find(|one| one.name() == table), value) else {
                 return Err(self.damaged("a row of a table that is unknown"));
             };
-            if !to.put(&write, key, value).map_err(|e| self.failed(e))? {
-                return Err(self.damaged("a row that does not fit its table"));
+            match filling.put(to, key, value).map_err(|e| self.failed(e))? {
+                true => Ok(()),
+                false => Err(self.damaged("a row that does not fit its table")),
             }
-        }
+        })?;
+        drop(filling);
         write.commit().map_err(|e| self.failed(e))
     }
 

@@ -29,6 +29,9 @@ const OF_HOST: usize = 16;
 /// the others.
 const BEGINNING_AT_ONCE: usize = 4;
 
+/// How often it may be too late for one of two that are needed at once, before the other one is kept.
+const ATTEMPTS: usize = 16;
+
 /// How long a client may take for the first bytes of a stream, and how many it must move a second after that.
 const AT_FIRST: Duration = Duration::from_secs(120);
 const BYTES_PER_SECOND: u64 = 32 << 10;
@@ -116,21 +119,23 @@ fn ended() -> Status {
     Status::internal("a thread of the server has ended")
 }
 
-/// Waits for both, and holds none of them while it waits for the other one.
+/// Waits for both, and holds none of them while it waits for the other one, unless that was taken again and again when
+/// it came: then it keeps `kept`, which is one of them. Nobody holds the other one and waits for `kept`.
 async fn both_of(
-    one: &Arc<Semaphore>,
-    other: &Arc<Semaphore>,
+    (turn, share): (&Arc<Semaphore>, &Arc<Semaphore>),
+    kept: &Arc<Semaphore>,
 ) -> Result<(OwnedSemaphorePermit, OwnedSemaphorePermit), Status> {
-    let (mut first, mut second) = (one, other);
-    loop {
+    let (mut first, mut second) = (turn, share);
+    for _ in 0..ATTEMPTS {
         let waited_for = one_of(first).await?;
         if let Ok(free) = second.clone().try_acquire_owned() {
-            let is_in_order = Arc::ptr_eq(first, one);
-            return Ok(if is_in_order { (waited_for, free) } else { (free, waited_for) });
+            return Ok((waited_for, free));
         }
         drop(waited_for);
         std::mem::swap(&mut first, &mut second);
     }
+    let other = if Arc::ptr_eq(kept, turn) { share } else { turn };
+    Ok((one_of(kept).await?, one_of(other).await?))
 }
 
 impl Threads {
@@ -161,7 +166,9 @@ impl Threads {
         (turns, place): (&Turns, CallPermit),
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Status> {
-        let held = (one_of(&turns.begins).await?, both_of(&turns.next, &self.beginning).await?, place);
+        // A vault waits for sessions that begin, which are short, rather than other vaults for its turn.
+        let both = both_of((&turns.next, &self.beginning), &turns.next);
+        let held = (one_of(&turns.begins).await?, both.await?, place);
         run(&self.in_turn, held, work).await
     }
 
@@ -191,7 +198,9 @@ impl Threads {
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Status> {
         // What waits for the turn of a slow vault takes none of the host's threads: those are for its other vaults.
-        let held = (one_of(&way.of_both).await?, both_of(&turns.next, &way.of_host).await?);
+        // Nor does a vault wait for the host's other vaults.
+        let both = both_of((&turns.next, &way.of_host), &way.of_host);
+        let held = (one_of(&way.of_both).await?, both.await?);
         run(&self.sessions, held, work).await
     }
 
@@ -479,5 +488,27 @@ mod tests {
         let mut pace = Pace { begun: Instant::now() - AT_FIRST - Duration::from_secs(60), bytes: 0 };
         assert!(!pace.moved(1 << 10), "a kilobyte in three minutes");
         assert!(pace.moved(64 << 20));
+    }
+
+    /// Of the two, one is free when the other is not, each time that it is looked for.
+    #[test]
+    fn who_comes_too_late_again_and_again_gets_both_in_the_end() {
+        for keeps in 0..2 {
+            let both = [(); 2].map(|()| Arc::new(Semaphore::new(1)));
+            let mut taken = both.each_ref().map(|one| one.clone().try_acquire_owned().ok());
+            let mut waits = std::pin::pin!(both_of((&both[0], &both[1]), &both[keeps]));
+            let mut is_done =
+                || waits.as_mut().poll(&mut std::task::Context::from_waker(std::task::Waker::noop())).is_ready();
+            assert!(!is_done());
+            let rounds = (0..10 * ATTEMPTS).take_while(|round| {
+                let one = round % 2;
+                taken[one] = None;
+                let goes_on = !is_done();
+                // Unless it keeps it.
+                taken[one] = both[one].clone().try_acquire_owned().ok();
+                goes_on
+            });
+            assert!((ATTEMPTS..9 * ATTEMPTS).contains(&rounds.count()), "{keeps}");
+        }
     }
 }

@@ -8,13 +8,14 @@
 mod inner;
 
 use self::inner::Attending;
-pub use self::inner::{Inner, Standing};
+pub use self::inner::{Inner, Standing, Users};
 use crate::ServerError;
 use crate::audit::Why;
 use crate::bounds::{Attends, Bounds};
 use crate::caller::Caller;
 use crate::counts::Counted;
 use crate::metrics::Metrics;
+use crate::numbers::{Given, Numbers};
 use crate::pauses::Pauses;
 use crate::policy::current::{LimitsCache, PolicyNo};
 use crate::policy::{self, Judged, Policies, Subject};
@@ -54,6 +55,7 @@ pub struct Vault {
     metrics: Metrics,
     policies: Arc<Policies>,
     inner: Mutex<Inner>,
+    given: Given,
     /// That of `inner`, without its lock.
     standing: watch::Receiver<Standing>,
     bounds: Bounds,
@@ -74,6 +76,8 @@ pub struct Common {
     pub pauses: Arc<Pauses>,
     /// what hosts have in all vaults together
     pub bounds: Bounds,
+    /// how many numbers of sessions were given
+    pub numbers: Numbers,
 }
 
 /// A reply to a session, and the head of the vault's table at that moment.
@@ -104,12 +108,16 @@ impl Vault {
         id: VaultId,
         table: Arc<dyn Table>,
         terms: Terms,
-        Common { state, metrics, policies, pauses, bounds }: Common,
+        Common { state, metrics, policies, pauses, bounds, numbers }: Common,
     ) -> Answer<Vault> {
         let head = Head::of(&*table)?.ok_or(ServerError::Anchor(AnchorError::Empty))?;
         let row = Anchor::open(table.clone(), &id)?.vault();
         let (durable, lasting) = state.leases(&id)?;
-        let (leases, step) = Server::start(terms, durable, now());
+        let given = numbers.of(&id);
+        let (leases, step) = match given.count() {
+            Some(count) => (Server::start_again(terms, durable, count, now()), Step::default()),
+            None => Server::start(terms, durable, now()),
+        };
         // A session from before this server began may know no more than the first policy that counts here.
         let mut sessions: HashMap<_, Attending> = HashMap::new();
         for Lasting { session, host, used } in lasting {
@@ -133,7 +141,8 @@ impl Vault {
             opened,
             unused_since: None,
         };
-        let vault = Vault { id, state, metrics, policies, inner: Mutex::new(inner), standing, bounds, _room: None };
+        let inner = Mutex::new(inner);
+        let vault = Vault { id, state, metrics, policies, inner, given, standing, bounds, _room: None };
         vault.carry_out(&mut vault.inner.lock(), step, None)?;
         Ok(vault)
     }
@@ -182,20 +191,28 @@ impl Vault {
         self.carry_out(inner, step, None)
     }
 
-    /// Since when nobody has used it; `None`: somebody does, or may.
-    pub fn unused_since(&self) -> Option<Millis> {
-        let mut inner = self.inner.try_lock()?;
+    /// Who uses it now.
+    pub fn users(&self) -> Users {
+        let Some(mut inner) = self.inner.try_lock() else { return Users::Passing };
         let now = inner.now();
-        let is_unused = inner.sessions.is_empty() && Arc::strong_count(&inner.table) == 1;
-        is_unused.then(|| *inner.unused_since.get_or_insert(now))
+        match () {
+            () if !inner.sessions.is_empty() => Users::Sessions,
+            () if Arc::strong_count(&inner.table) > 1 => Users::Passing,
+            () if inner.standing() != Standing::Good => Users::NoneSince(Millis(0)),
+            () => Users::NoneSince(*inner.unused_since.get_or_insert(now)),
+        }
     }
 
-    /// Closes it, if it has had no session for `unused` ms and nobody reads its table. It is not used after that.
+    /// Closes it, if it has had no session for `unused` ms and nobody reads its table. It is not used after that. One
+    /// that is used no more waits for nothing.
     pub fn close_if_unused(&self, unused: u64) -> bool {
         let Some(mut inner) = self.inner.try_lock() else { return false };
-        if !inner.sessions.is_empty() || Arc::strong_count(&inner.table) > 1 || inner.standing() != Standing::Good {
+        if !inner.sessions.is_empty() || Arc::strong_count(&inner.table) > 1 {
             inner.unused_since = None;
             return false;
+        }
+        if inner.standing() != Standing::Good {
+            return true;
         }
         let now = inner.now();
         let since = *inner.unused_since.get_or_insert(now);
@@ -286,6 +303,7 @@ impl Vault {
             _ => Why::Silent,
         };
         self.state.change_leases(&self.id, &step.changes, host_of, why).map_err(Lost)?;
+        self.given.set(inner.leases.given());
         self.metrics.held_on(step.held_on.len());
         for (session, reply) in step.replies {
             self.metrics.told(&reply);
@@ -417,12 +435,9 @@ impl Vault {
             return Err(Refused::Nonsense);
         }
         let leaves = (call == Call::Leave).then_some((line.session, Why::Left));
-        let step = match call {
-            Call::Lock { request, .. } if !known.locks.has_room() => {
-                let reply = Reply::Lock { request, answer: LockAnswer::TooMany };
-                Step { replies: vec![(line.session, reply)], ..Step::default() }
-            }
-            call => inner.leases.call(line.session, call, now),
+        let step = match inner.leases.may_add_locks(line.session, &call) && !known.locks.has_room() {
+            true => too_many_locks(line.session, &call),
+            false => inner.leases.call(line.session, call, now),
         };
         self.carry_out(inner, step, leaves)?;
         inner.count_locks(line.session);
@@ -433,8 +448,8 @@ impl Vault {
     /// effect.
     ///
     /// # Errors
-    /// [`Refused::Ended`], [`Refused::OtherHead`], [`Refused::Policy`], [`Refused::NoAnchor`], [`Refused::Failed`],
-    /// [`Refused::InDoubt`].
+    /// [`Refused::Ended`], [`Refused::OtherHead`], [`Refused::Policy`], [`Refused::NoAnchor`], [`Refused::TooMuch`],
+    /// [`Refused::InDoubt`]; [`Refused::Failed`]: it was not tried.
     pub fn commit(&self, host: &str, session: SessionId, base: Head, changes: &[Change]) -> Answer<Head> {
         let inner = &mut *self.usable()?;
         let step = inner.tick();
@@ -450,16 +465,16 @@ impl Vault {
         let opens = self.judge(inner, session, changes)?;
         let noted: Vec<_> = changes.iter().cloned().chain([after.change()]).collect();
         if let Err(error) = inner.table.commit(&noted) {
-            let refused = match inner.table.may_be_in_doubt() {
-                // The host repeats the commit. If it was made, its head shows that.
-                true => Refused::InDoubt(error.into()),
-                false => error.into(),
-            };
-            // A table that has no room to grow is as it was.
-            if !matches!(refused, Refused::TooMuch(_)) {
-                inner.end(Standing::InDoubt);
-            }
-            return Err(refused);
+            return Err(match Refused::from(error) {
+                // Whatever the table says: it was not made here, and who opens it next may find it made. The host
+                // repeats it, and the head shows which.
+                Refused::Failed(error) => {
+                    inner.end(Standing::InDoubt);
+                    Refused::InDoubt(error)
+                }
+                // A table that has no room to grow is as it was.
+                other => other,
+            });
         }
         inner.head = after;
         inner.opened.extend(opens);
@@ -528,6 +543,18 @@ impl Vault {
             None => Err(Refused::Ended),
         }
     }
+}
+
+/// The answer to a call about locks that would add to those of a host that has as many as it may. A request that no
+/// longer waits gets none: whether it is cancelled is said by the answer to itself.
+fn too_many_locks(session: SessionId, call: &Call) -> Step {
+    let replies = match call {
+        Call::Lock { request, .. } | Call::Unlock { request, .. } | Call::TestLock { request, .. } => {
+            vec![(session, Reply::Lock { request: *request, answer: LockAnswer::TooMany })]
+        }
+        _ => Vec::new(),
+    };
+    Step { replies, ..Step::default() }
 }
 
 /// The place of a host among the vaults in which it has sessions, if it has some in this one.

@@ -21,14 +21,19 @@ use lamassu_anchor::{Anchor, Revision, VaultRow, export};
 use lamassu_format::header::VaultId;
 use lamassu_lease::{SessionId, Terms};
 use parking_lot::Mutex;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::ControlFlow;
+use std::panic::resume_unwind;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::Sender;
 
 /// Minimum time between two log lines about this.
 const SAID_EVERY: Duration = Duration::from_secs(60);
+/// Vaults that a server which starts opens at once.
+const OPENED_AT_ONCE: usize = 16;
+
 /// All vaults of a server.
 pub struct Vaults {
     anchors: Arc<dyn AnchorStore>,
@@ -96,19 +101,32 @@ impl Vaults {
         }
         let all = self.anchors.all()?;
         self.state().note_gone(&all)?;
-        let attended = self.state().attended()?;
         for id in &all {
             if !self.state().keeps(id)? {
                 self.state().note_found(id)?;
             }
-            if !attended.contains(id) {
-                continue;
-            }
-            if let Err(Refused::Lost(Lost(error))) = self.vault(id) {
-                return Err(error);
-            }
         }
-        Ok(all.len())
+        let attended = self.state().attended()?;
+        let those: Vec<_> = all.iter().filter(|id| attended.contains(id)).copied().collect();
+        self.open_all(&those).map(|()| all.len())
+    }
+
+    /// Opens vaults, several at once: each waits for the disk or for etcd, and all hosts wait for them.
+    fn open_all(&self, vaults: &[VaultId]) -> Result<()> {
+        let next = AtomicUsize::new(0);
+        let open = || {
+            while let Some(id) = vaults.get(next.fetch_add(1, Ordering::Relaxed)) {
+                if let Err(Refused::Lost(Lost(error))) = self.vault(id) {
+                    return Err(error);
+                }
+            }
+            Ok(())
+        };
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..OPENED_AT_ONCE.min(vaults.len())).map(|_| scope.spawn(open)).collect();
+            let done = threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)));
+            done.collect()
+        })
     }
 
     /// Whether a host is to send its rows of a vault that was restored from a backup, since it knows more than the
@@ -253,17 +271,18 @@ impl Vaults {
     /// # Errors
     /// [`Lost`].
     pub fn end_sessions_of(&self, host: &str) -> std::result::Result<(), Lost> {
-        let opened = Vaults::opened(&self.slots(), |slot| Some(slot.lock()));
-        for vault in opened.into_iter().filter(|vault| !self.state().who_may_use(&vault.id()).contains(host)) {
-            vault.end_sessions_of(host)?;
-        }
-        Ok(())
+        let slots = self.slots();
+        let mut opened = Vaults::opened(&slots, |slot| Some(slot.lock()));
+        opened.try_for_each(|vault| match self.state().who_may_use(&vault.id()).contains(host) {
+            true => Ok(()),
+            false => vault.end_sessions_of(host),
+        })
     }
 
     /// The vaults whose anchors are kept here, and the hosts that have sessions of them.
     pub fn in_use(&self) -> Vec<(VaultId, Vec<String>)> {
-        let opened = Vaults::opened(&self.slots(), |slot| Some(slot.lock()));
-        opened.iter().map(|vault| (vault.id(), vault.hosts())).collect()
+        let slots = self.slots();
+        Vaults::opened(&slots, |slot| Some(slot.lock())).map(|vault| (vault.id(), vault.hosts())).collect()
     }
 
     /// Retires the anchor of an unused vault, for an administrator: it is kept under another name.
@@ -317,13 +336,11 @@ impl Vaults {
 /// # Errors
 /// Those of the store and of the state.
 pub fn missing(anchors: &dyn AnchorStore, state: &State) -> Result<Vec<VaultId>> {
-    let mut missing = Vec::new();
-    for id in state.kept()? {
-        if !anchors.has(&id)? {
-            missing.push(id);
-        }
-    }
-    Ok(missing)
+    // With etcd each question is one to its members, and there may be thousands: all of them are one.
+    let mut kept = state.kept()?;
+    let there: HashSet<_> = anchors.all()?.into_iter().collect();
+    kept.retain(|id| !there.contains(id));
+    Ok(kept)
 }
 
 /// An anchor that is being received. If it is dropped before its end, the put is undone.

@@ -19,6 +19,9 @@ pub struct RowChange {
     pub value: Option<Vec<u8>>,
 }
 
+/// Passes each row of a new copy to the function that puts it there.
+pub type Fill<'a> = &'a dyn Fn(&mut dyn FnMut(&RowChange) -> crate::Result<()>) -> crate::Result<()>;
+
 /// A write transaction that records changes, in place of redb's.
 pub struct Writing<'t> {
     transaction: &'t WriteTransaction,
@@ -115,8 +118,40 @@ pub trait AnyTable: Sync {
     /// Appends all its rows to `rows`.
     fn visit(&self, read: &ReadTransaction, rows: &mut Vec<RowChange>) -> Result<(), redb::Error>;
 
+    /// Opens the table, to put rows into it.
+    fn open<'t>(&self, transaction: &'t WriteTransaction) -> Result<PutRow<'t>, TableError>;
+}
+
+/// Puts a row into a table, by its key and value. False: the bytes are not of this table.
+type PutRow<'t> = Box<dyn FnMut(&[u8], &[u8]) -> Result<bool, redb::Error> + 't>;
+
+/// Puts rows into tables. Each stays open while its rows come: opening it takes longer than putting one.
+pub struct Filling<'t> {
+    transaction: &'t WriteTransaction,
+    open: Option<(&'static str, PutRow<'t>)>,
+}
+
+impl<'t> Filling<'t> {
+    /// No table is open yet.
+    pub fn of(transaction: &'t WriteTransaction) -> Filling<'t> {
+        Filling { transaction, open: None }
+    }
+
     /// False: the bytes are not a key and value of this table.
-    fn put(&self, transaction: &WriteTransaction, key: &[u8], value: &[u8]) -> Result<bool, redb::Error>;
+    ///
+    /// # Errors
+    /// Those of redb.
+    pub fn put(&mut self, to: &'static dyn AnyTable, key: &[u8], value: &[u8]) -> Result<bool, redb::Error> {
+        if let Some((name, put)) = &mut self.open
+            && *name == to.name()
+        {
+            return put(key, value);
+        }
+        // redb opens a table once at a time.
+        self.open = None;
+        let (_, put) = self.open.insert((to.name(), to.open(self.transaction)?));
+        put(key, value)
+    }
 }
 
 impl<K: Key + Sync + 'static, V: Value + Sync + 'static> AnyTable for TableDefinition<'static, K, V> {
@@ -138,12 +173,15 @@ impl<K: Key + Sync + 'static, V: Value + Sync + 'static> AnyTable for TableDefin
         Ok(())
     }
 
-    fn put(&self, transaction: &WriteTransaction, key: &[u8], value: &[u8]) -> Result<bool, redb::Error> {
-        if !is_of::<K>(key) || !is_of::<V>(value) {
-            return Ok(false);
-        }
-        transaction.open_table(*self)?.insert(K::from_bytes(key), V::from_bytes(value))?;
-        Ok(true)
+    fn open<'t>(&self, transaction: &'t WriteTransaction) -> Result<PutRow<'t>, TableError> {
+        let mut table = transaction.open_table(*self)?;
+        Ok(Box::new(move |key, value| {
+            let is_its = is_of::<K>(key) && is_of::<V>(value);
+            if is_its {
+                table.insert(K::from_bytes(key), V::from_bytes(value))?;
+            }
+            Ok(is_its)
+        }))
     }
 }
 

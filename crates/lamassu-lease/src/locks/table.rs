@@ -151,16 +151,25 @@ impl Table {
 
     /// Releases a range.
     pub fn unlock(&mut self, session: SessionId, request: RequestNo, key: LockKey, range: Range) -> Answers {
-        let (owner, place) = ((session, key.owner), (key.file, key.kind));
-        let held = self.files.get(&place).and_then(|file| file.owners.get(&owner));
-        if self.count(session) >= LOCKS_MAX && held.is_some_and(|held| held.ranges.is_split_by(range)) {
+        if self.count(session) >= LOCKS_MAX && self.is_split_by(session, key, range) {
             return vec![(session, request, LockAnswer::TooMany)];
         }
+        let (owner, place) = ((session, key.owner), (key.file, key.kind));
         let mut answers = vec![(session, request, LockAnswer::Done)];
-        if held.is_some() && self.clear(place, owner, range) {
+        if self.held(owner, place).is_some() && self.clear(place, owner, range) {
             self.serve(place, &mut answers);
         }
         answers
+    }
+
+    fn held(&self, owner: Owner, place: Place) -> Option<&Held> {
+        self.files.get(&place)?.owners.get(&owner)
+    }
+
+    /// Whether unlocking a range makes two of one.
+    pub fn is_split_by(&self, session: SessionId, key: LockKey, range: Range) -> bool {
+        let held = self.held((session, key.owner), (key.file, key.kind));
+        held.is_some_and(|held| held.ranges.is_split_by(range))
     }
 
     /// Whether a lock could be taken now.

@@ -182,3 +182,16 @@ fn a_holder_that_says_that_it_keeps_the_lease_is_answered_however_long() {
     let replies = server.tick(Millis(6 * term)).replies;
     assert!(replies.iter().any(|(to, reply)| *to == b && matches!(reply, Reply::Granted { takes_over: true, .. })));
 }
+
+/// In one run, an object that takes the place of another one gives none of its numbers again.
+#[test]
+fn numbers_go_on_when_a_process_starts_again_from_what_is_durable() {
+    let (server, a, b, grant) = contended();
+    let mut again = Server::start_again(Terms::DEFAULT, server.durable().clone(), server.given(), Millis(0));
+    assert_eq!(again.durable(), server.durable(), "the run is the same");
+    assert!(again.may_change(a, OBJECT) && !again.is_back(a));
+    let (c, _) = again.join(Millis(0));
+    assert!(c > b && c.0 > grant.number.0);
+    let (mut next, _) = Server::start(Terms::DEFAULT, again.durable().clone(), Millis(0));
+    assert!(next.join(Millis(0)).0 > c);
+}

@@ -35,10 +35,13 @@ type Opening = RwLock<u64>;
 pub struct EtcdAnchors {
     cluster: Arc<Cluster>,
     openings: Openings,
+    /// Generations that belong to no anchor, and that no former leader can make one of any more.
+    left: Mutex<Vec<String>>,
 }
 
 impl EtcdAnchors {
-    /// The anchors in a cluster; for the leader. Rows that were being put under an earlier leader are removed.
+    /// The anchors in a cluster; for the leader. Rows that were being put under an earlier leader stay until
+    /// [`AnchorStore::remove_left`]: hosts wait for the leader, and there may be any number of rows.
     ///
     /// # Errors
     /// [`ServerError::Etcd`], [`ServerError::NotLeading`].
@@ -48,8 +51,7 @@ impl EtcdAnchors {
             left.push(String::from_utf8_lossy(generation).into_owned());
             Ok(())
         })?;
-        left.iter().try_for_each(|generation| remove(cluster, generation))?;
-        Ok(EtcdAnchors { cluster: cluster.clone(), openings: Openings::default() })
+        Ok(EtcdAnchors { cluster: cluster.clone(), openings: Openings::default(), left: Mutex::new(left) })
     }
 
     /// The same where there are none: rows that an interrupted move left are removed.
@@ -60,7 +62,8 @@ impl EtcdAnchors {
         for all in [ANCHORS, AWAY, NEW, ROWS] {
             cluster.transact(LIST, &[Op::DeleteAll(cluster.key(all))])?;
         }
-        Ok(EtcdAnchors { cluster: cluster.clone(), openings: Openings::default() })
+        let (cluster, openings, left) = (cluster.clone(), Openings::default(), Mutex::default());
+        Ok(EtcdAnchors { cluster, openings, left })
     }
 
     fn hold(&self, generation: String) -> Held {
@@ -200,6 +203,11 @@ impl AnchorStore for EtcdAnchors {
         let mut ops = vec![Op::Delete(self.cluster.key(&format!("{ANCHORS}{id}")))];
         ops.push(Op::Put(self.free_away(&id)?, generation.into_bytes()));
         self.cluster.transact(LIST, &ops).map(|()| true)
+    }
+
+    fn remove_left(&self) -> Result<()> {
+        let left = std::mem::take(&mut *self.left.lock());
+        left.iter().try_for_each(|generation| remove(&self.cluster, generation))
     }
 
     /// The cluster's quota cannot be read.

@@ -98,6 +98,8 @@ pub struct Page {
     pub has_more: bool,
     /// the revision they are of
     pub revision: i64,
+    /// how many there are in the range
+    pub count: i64,
 }
 
 impl Cluster {
@@ -230,9 +232,9 @@ impl Cluster {
         self.heard(answer.header(), seen)?;
         let now = answer.header().map_or(0, |header| header.revision());
         let revision = if revision == 0 { now } else { revision };
-        let has_more = answer.more();
+        let (has_more, count) = (answer.more(), answer.count());
         let pairs = answer.take_kvs().into_iter().map(|pair| pair.into_key_value()).collect();
-        Ok(Page { pairs, has_more, revision })
+        Ok(Page { pairs, has_more, revision, count })
     }
 
     /// Visits all rows whose keys have this prefix, as of one moment.
@@ -240,16 +242,28 @@ impl Cluster {
     /// # Errors
     /// [`ServerError::Etcd`]; those of `visit`.
     pub fn visit(&self, prefix: &[u8], mut visit: impl FnMut(&[u8], Vec<u8>) -> Result<()>) -> Result<()> {
-        let (mut from, to, mut revision) = (prefix.to_vec(), behind(prefix), 0);
+        self.visit_range((prefix.to_vec(), behind(prefix)), 0, &mut |key, value| {
+            visit(key.get(prefix.len()..).unwrap_or_default(), value)
+        })
+        .map(drop)
+    }
+
+    /// Visits all rows of a range, as of a revision; 0: as of now. Returns the revision.
+    fn visit_range(
+        &self,
+        (mut from, to): (Vec<u8>, Vec<u8>),
+        mut revision: i64,
+        visit: &mut dyn FnMut(&[u8], Vec<u8>) -> Result<()>,
+    ) -> Result<i64> {
         loop {
             let page = self.page(&from, &to, revision)?;
             revision = page.revision;
             for (key, value) in page.pairs {
-                visit(key.get(prefix.len()..).unwrap_or_default(), value)?;
+                visit(&key, value)?;
                 from = key;
             }
             if !page.has_more {
-                return Ok(());
+                return Ok(revision);
             }
             from.push(0);
         }

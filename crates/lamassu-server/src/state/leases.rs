@@ -318,7 +318,7 @@ impl State {
         })
     }
 
-    /// The vaults whose anchors are or were kept here, and how often a server has started on each.
+    /// The vaults whose anchors are or were kept here and opened, and how many starts of the server have used each.
     ///
     /// # Errors
     /// [`ServerError::Database`], [`ServerError::Damaged`].

@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// More starts than a server can have had since the backup was made, so that no number of a session is used twice.
+/// However often a vault is opened in one start, that counts once.
 const RUNS_MISSED: u64 = 1 << 16;
 
 /// What a backup has of the state, except for alerts and the audit log.
@@ -22,7 +23,7 @@ const RUNS_MISSED: u64 = 1 << 16;
 pub struct Copied {
     /// all hosts
     pub hosts: BTreeMap<String, Host>,
-    /// by vault, hex: how often a server was started on it
+    /// by vault, hex: how many starts of the server have used it
     pub runs: BTreeMap<String, u64>,
     /// by dataset, hex: the vault that it lies in
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]

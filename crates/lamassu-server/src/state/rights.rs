@@ -64,7 +64,7 @@ impl State {
         let is_granted = self.hosts().values().any(|host| host.vaults.contains(&id))
             || self.tokens.read().values().any(|pending| pending.vaults.contains(&id));
         let has_inside = self.places.read().has_inside(vault);
-        Ok(is_granted || has_inside || (self.knows(vault)? && !self.lay_in(vault, around)?))
+        Ok(is_granted || ((has_inside || self.knows(vault)?) && !self.lay_in(vault, around)?))
     }
 
     /// Whether the anchor of a vault was retired as that of a dataset in `around`.
@@ -182,6 +182,22 @@ mod tests {
         // It is put there again, and is kept.
         state.note_kept("h", &INNER, Some(&VAULT)).expect("writes");
         assert_eq!(is_spoken_for(&state)[0], [true; 2]);
+    }
+
+    /// The inner ones stay while it is moved away and back.
+    #[test]
+    fn a_dataset_that_has_datasets_in_it_comes_back_where_it_lay() {
+        const OTHER: VaultId = VaultId([4; 16]);
+        let (_dir, state) = state();
+        state.note_kept("h", &INNER, Some(&VAULT)).expect("writes");
+        state.note_kept("h", &INMOST, Some(&INNER)).expect("writes");
+        let is_spoken_for = || [OTHER, VAULT].map(|around| state.is_spoken_for(&INNER, &around).expect("reads"));
+        assert_eq!(is_spoken_for(), [true; 2]);
+        state.will_put_away(&INNER).expect("writes");
+        state.note_not_kept(&INNER, Event::AnchorForgotten { vault: INNER.to_string() }).expect("writes");
+        assert_eq!(is_spoken_for(), [true, false]);
+        state.grant("h", &INNER.to_string(), true).expect("grants");
+        assert_eq!(is_spoken_for(), [true; 2], "its rights are other people's");
     }
 
     #[test]

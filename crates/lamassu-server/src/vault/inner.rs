@@ -30,6 +30,17 @@ pub enum Standing {
     Closed,
 }
 
+/// Who uses a vault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Users {
+    /// Sessions, which may last.
+    Sessions,
+    /// Somebody who will soon have done so.
+    Passing,
+    /// Nobody, since then.
+    NoneSince(Millis),
+}
+
 /// The state of the vault, under its lock.
 pub struct Inner {
     pub(super) table: Arc<dyn Table>,

@@ -36,7 +36,17 @@ fn common(dir: &std::path::Path) -> (Common, Caller) {
     let (terms, metrics) = (Terms::DEFAULT, Metrics::default());
     std::fs::write(dir.join("policy.toml"), "").unwrap();
     let policies = Arc::new(Policies::start(dir, terms, (state.clone(), metrics.clone())).unwrap());
-    (Common { state, metrics, policies, pauses: Arc::default(), bounds: Bounds::new(9) }, caller)
+    (
+        Common {
+            state,
+            metrics,
+            policies,
+            pauses: Arc::default(),
+            bounds: Bounds::new(9),
+            numbers: Numbers::default(),
+        },
+        caller,
+    )
 }
 
 fn open(table: Arc<dyn Table>, common: &Common) -> Vault {
@@ -115,8 +125,8 @@ fn a_session_is_not_silent_before_its_host_can_reach_the_server() {
     }
 }
 
-/// A table that makes no commit.
-struct Failing(Arc<dyn Table>);
+/// A table whose commits fail, and are found when it is opened again, or not.
+struct Failing(Arc<dyn Table>, bool);
 
 impl Table for Failing {
     fn get(&self, space: Space, key: &[u8]) -> Result<Option<Vec<u8>>, AnchorError> {
@@ -127,7 +137,10 @@ impl Table for Failing {
         self.0.scan(space, prefix, visit)
     }
 
-    fn commit(&self, _: &[Change]) -> Result<(), AnchorError> {
+    fn commit(&self, changes: &[Change]) -> Result<(), AnchorError> {
+        if self.1 {
+            self.0.commit(changes)?;
+        }
         Err(AnchorError::Broken)
     }
 }
@@ -137,7 +150,7 @@ impl Table for Failing {
 fn a_vault_whose_commit_fails_ends_connections_and_rows_under_way() {
     let dir = tempfile::tempdir().unwrap();
     let (common, caller) = common(dir.path());
-    let vault = open(Arc::new(Failing(table())), &common);
+    let vault = open(Arc::new(Failing(table(), false)), &common);
     let (writer, _, mut told) = begin_to(&vault, &caller, Use::Writes, SessionId(u64::MAX));
     let rows = vault.rows(&caller.name, writer.session, None).unwrap_or_else(|_| panic!("it has a lease"));
     assert_eq!(*rows.standing.borrow(), Standing::Good);
@@ -145,6 +158,58 @@ fn a_vault_whose_commit_fails_ends_connections_and_rows_under_way() {
     assert_eq!((*rows.standing.borrow(), vault.standing()), (Standing::InDoubt, Standing::InDoubt));
     assert_eq!(told.try_recv(), Err(TryRecvError::Disconnected));
     assert!(matches!(vault.call(writer, Call::Heartbeat { beat: 1 }), Err(Refused::NotNow)));
+}
+
+/// A record of the log may be durable although its flush has failed, and the table says that it was not made. The host
+/// would else take back what the vault that is opened next has.
+#[test]
+fn a_commit_that_fails_at_the_disk_is_in_doubt_until_it_is_repeated() {
+    for is_made in [false, true] {
+        let dir = tempfile::tempdir().unwrap();
+        let (common, caller) = common(dir.path());
+        let (table, none) = (table(), SessionId(u64::MAX));
+        let failing = open(Arc::new(Failing(table.clone(), is_made)), &common);
+        let (line, grant, _told) = begin_to(&failing, &caller, Use::Writes, none);
+        let commit = |vault: &Vault| vault.commit(&caller.name, line.session, Head([3; 32]), &[row(1)]);
+        // Of the other errors the host takes all but a few for a refusal.
+        assert!(matches!(commit(&failing), Err(Refused::InDoubt(_))));
+        assert_eq!(failing.standing(), Standing::InDoubt);
+        let vault = open(table, &common);
+        assert_eq!(vault.head() != Head([3; 32]), is_made);
+        let report = Call::Resume { held: vec![grant], kept: Vec::new(), locks: Vec::new() };
+        assert!(vault.resumes(&caller, line.session, report, channel(REPLIES_MAX).0).is_ok());
+        let head = commit(&vault).unwrap();
+        assert_eq!((vault.head(), commit(&vault).unwrap()), (head, head));
+    }
+}
+
+/// Whoever opens a vault again and again could else come to the numbers that a restored server gives.
+#[test]
+fn however_often_a_vault_is_opened_a_start_of_the_server_has_one_run_of_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let (common, caller) = common(dir.path());
+    let backup = common.state.copied().unwrap();
+    let runs = || common.state.vaults().unwrap().into_iter().map(|(_, runs)| runs).collect::<Vec<_>>();
+    let mut last = SessionId(0);
+    let mut uses_it_once = |common: &Common| {
+        let vault = open(table(), common);
+        let (line, grant, _told) = begin_to(&vault, &caller, Use::Writes, SessionId(u64::MAX));
+        assert!(line.session > last && grant.number.0 > line.session.0);
+        last = SessionId(grant.number.0);
+        assert!(vault.call(line, Call::Leave).is_ok() && vault.close_if_unused(0));
+        last
+    };
+    for _ in 0..20 {
+        uses_it_once(&common);
+        assert_eq!(runs(), [1]);
+    }
+    let last = uses_it_once(&Common { numbers: Numbers::default(), ..common.clone() });
+    assert_eq!(runs(), [2], "the server has started again");
+    let restored = tempfile::tempdir().unwrap();
+    let restored = State::make(restored.path()).unwrap();
+    restored.fill(&backup, &[ID]).unwrap();
+    let (mut leases, _) = Server::start(Terms::DEFAULT, restored.leases(&ID).unwrap().0, now());
+    assert!(leases.join(now()).0 > last);
 }
 
 /// Streams keep a vault that was given up. Its durable leases have the id of the vault, as those of the next one do.
@@ -250,6 +315,45 @@ fn who_has_lost_its_grant_resumes_no_session() {
     assert!(resumes().is_ok(), "the session was not touched");
 }
 
+/// What is asked for before all have reported their locks waits, whatever it is.
+#[test]
+fn a_host_has_no_more_requests_that_wait_for_reports_than_it_may() {
+    let dir = tempfile::tempdir().unwrap();
+    let (common, caller) = common(dir.path());
+    let sessions = {
+        let before = open(table(), &common);
+        [begin(&before, &caller).0.session, begin(&before, &caller).0.session]
+    };
+    let vault = open(table(), &common);
+    let report = || Call::Resume { held: Vec::new(), kept: Vec::new(), locks: Vec::new() };
+    let (replies, mut told) = channel(REPLIES_MAX);
+    let line = vault.resumes(&caller, sessions[0], report(), replies).unwrap_or_else(|_| panic!("it lasts")).line;
+    let mut elsewhere = common.bounds.locks.of_session("one");
+    elsewhere.set(LOCKS_OF_HOST - 1);
+    let test = Lock { key: KEY, range: Range::ALL, mode: Mode::Exclusive, pid: 1 };
+    let calls = [
+        Call::TestLock { request: RequestNo(1), lock: test },
+        Call::Unlock { request: RequestNo(2), key: KEY, range: Range::ALL },
+        Call::CancelLock { request: RequestNo(1) },
+        Call::TestLock { request: RequestNo(3), lock: test },
+    ];
+    for call in calls {
+        assert!(vault.call(line, call).is_ok());
+        assert_eq!(vault.inner.lock().leases.locks_of(line.session), 1, "the first one waits");
+    }
+    let mut answers = || -> Vec<_> {
+        let replies = std::iter::from_fn(|| told.try_recv().ok());
+        let of_locks = replies.filter_map(|(reply, _)| match reply {
+            Reply::Lock { request, answer } => Some((request.0, answer)),
+            _ => None,
+        });
+        of_locks.collect()
+    };
+    assert_eq!(answers(), [(2, LockAnswer::TooMany), (3, LockAnswer::TooMany)]);
+    assert!(vault.resumes(&caller, sessions[1], report(), channel(REPLIES_MAX).0).is_ok());
+    assert_eq!(answers(), [(1, LockAnswer::Done)]);
+}
+
 /// It may have them in any number of vaults, and by any number of sessions.
 #[test]
 fn a_host_has_no_more_locks_in_all_vaults_than_it_may() {
@@ -270,6 +374,12 @@ fn a_host_has_no_more_locks_in_all_vaults_than_it_may() {
     assert_eq!(answer(lock(2)), LockAnswer::TooMany);
     assert_eq!(answer(Call::Unlock { request: RequestNo(3), key: KEY, range: Range::ALL }), LockAnswer::Done);
     assert_eq!(answer(lock(4)), LockAnswer::Done, "there is room again");
+    // Nor does it get more by unlocking a part, which makes two ranges of one.
+    elsewhere.set(LOCKS_OF_HOST);
+    let unlock = |byte| Call::Unlock { request: RequestNo(5), key: KEY, range: Range::new(byte, byte).unwrap() };
+    let count = |vault: &Vault| vault.inner.lock().leases.locks_of(line.session);
+    assert_eq!((answer(unlock(7)), count(&vault)), (LockAnswer::TooMany, 1));
+    assert_eq!((answer(unlock(0)), count(&vault)), (LockAnswer::Done, 1), "it is one range yet");
     // Nor does it get more by a report.
     let report = |count: u64| {
         let one =

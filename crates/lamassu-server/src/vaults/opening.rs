@@ -8,9 +8,10 @@ use super::{Standing, VaultSlot, Vaults};
 use crate::caller::Caller;
 use crate::counts::{Counted, Counts};
 use crate::refused::{Answer, Lost, Refused};
-use crate::vault::Vault;
+use crate::vault::{Users, Vault};
 use lamassu_anchor::AnchorError;
 use lamassu_format::header::VaultId;
+use lamassu_lease::Millis;
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -44,6 +45,15 @@ impl Room {
     fn take(&self, is_for_host: bool) -> Option<Counted<()>> {
         self.open.one_more(&(), if is_for_host { self.most } else { usize::MAX })
     }
+}
+
+/// What came of the attempt to close a vault that nobody uses.
+enum Tried {
+    Closed,
+    /// One is being closed, or used for a moment.
+    NotNow,
+    /// All have sessions.
+    AllAttended,
 }
 
 /// A vault that is being closed. When this is dropped, it is closed, and can be opened again.
@@ -82,16 +92,16 @@ impl Vaults {
         self.slots.lock().entry(*id).or_default().clone()
     }
 
-    /// The open vaults, among the slots that `lock` can lock.
+    /// The open vaults, among the slots that `lock` can lock. To be used one by one: none can be closed while it is had
+    /// from here.
     pub(super) fn opened<'a>(
         slots: &'a [Slot],
-        lock: impl Fn(&'a Mutex<VaultSlot>) -> Option<MutexGuard<'a, VaultSlot>>,
-    ) -> Vec<Arc<Vault>> {
-        let vault = |slot: &'a Slot| match &*lock(slot)? {
+        lock: impl Fn(&'a Mutex<VaultSlot>) -> Option<MutexGuard<'a, VaultSlot>> + 'a,
+    ) -> impl Iterator<Item = Arc<Vault>> + 'a {
+        slots.iter().filter_map(move |slot| match &*lock(slot)? {
             VaultSlot::Open(vault) => Some(vault.clone()),
             VaultSlot::Closed | VaultSlot::Closing | VaultSlot::BeingPut => None,
-        };
-        slots.iter().filter_map(vault).collect()
+        })
     }
 
     pub(super) fn slots(&self) -> Vec<Slot> {
@@ -134,11 +144,20 @@ impl Vaults {
         loop {
             let slot = self.slot(id);
             let answer = self.vault_in(id, &mut slot.lock(), is_for_host);
-            match answer {
-                Err(Refused::NotNow) if Instant::now() < until => std::thread::sleep(AGAIN_AFTER),
-                Err(Refused::TooMuch(_)) if Instant::now() < until && self.close_one_unused() => {}
-                answer => return answer,
+            let may_be_soon = match &answer {
+                _ if Instant::now() >= until => false,
+                Err(Refused::NotNow) => true,
+                Err(Refused::TooMuch(_)) => match self.close_one_unused() {
+                    Tried::Closed => continue,
+                    Tried::NotNow => true,
+                    Tried::AllAttended => false,
+                },
+                _ => false,
+            };
+            if !may_be_soon {
+                return answer;
             }
+            std::thread::sleep(AGAIN_AFTER);
         }
     }
 
@@ -173,18 +192,36 @@ impl Vaults {
         Ok(Vault::open(*id, table, self.terms, self.common.clone())?.taking(room))
     }
 
-    /// Closes the vault that has been without users for the longest time. False: there is none.
-    fn close_one_unused(&self) -> bool {
-        let slots = self.slots();
-        let unused = slots.iter().filter_map(|slot| match &*slot.try_lock()? {
-            VaultSlot::Open(vault) if Arc::strong_count(vault) == 1 => Some((vault.unused_since()?, slot)),
-            VaultSlot::Open(_) | VaultSlot::Closed | VaultSlot::Closing | VaultSlot::BeingPut => None,
-        });
-        let oldest = unused.min_by_key(|(since, _)| *since);
-        oldest.is_some_and(|(_, slot)| {
-            drop(close(slot, 0, None));
-            true
-        })
+    /// Closes the vault that has been without users for the longest time.
+    fn close_one_unused(&self) -> Tried {
+        let (slots, mut without) = (self.slots(), Tried::AllAttended);
+        let mut oldest: Option<(Millis, &Slot)> = None;
+        for slot in &slots {
+            let Some(place) = slot.try_lock() else {
+                without = Tried::NotNow;
+                continue;
+            };
+            let users = match &*place {
+                VaultSlot::Open(vault) => match vault.users() {
+                    Users::NoneSince(_) if Arc::strong_count(vault) > 1 => Users::Passing,
+                    users => users,
+                },
+                VaultSlot::Closing => Users::Passing,
+                VaultSlot::Closed | VaultSlot::BeingPut => continue,
+            };
+            match users {
+                Users::Sessions => {}
+                Users::Passing => without = Tried::NotNow,
+                Users::NoneSince(since) if oldest.is_some_and(|(before, _)| before <= since) => {}
+                Users::NoneSince(since) => oldest = Some((since, slot)),
+            }
+        }
+        match oldest.map(|(_, slot)| close(slot, 0, None).is_some()) {
+            Some(true) => Tried::Closed,
+            // Somebody uses it by now.
+            Some(false) => Tried::NotNow,
+            None => without,
+        }
     }
 
     /// Lets time pass for all open vaults, and closes some of those that are not used.
@@ -194,10 +231,12 @@ impl Vaults {
     pub fn tick(&self) -> std::result::Result<(), Lost> {
         // A vault that is being opened is skipped: its time advances with the next tick.
         let slots = self.slots();
-        let opened = Vaults::opened(&slots, Mutex::try_lock);
-        opened.iter().try_for_each(|vault| vault.tick())?;
-        let unused = self.may_be_unused(opened.len());
-        drop(opened);
+        let mut count = 0;
+        Vaults::opened(&slots, Mutex::try_lock).try_for_each(|vault| {
+            count += 1;
+            vault.tick()
+        })?;
+        let unused = self.may_be_unused(count);
         for slot in &slots {
             let Some(one) = self.room.closing.one_more(&(), CLOSING_AT_ONCE) else { break };
             if let Some(closing) = close(slot, unused, Some(one)) {

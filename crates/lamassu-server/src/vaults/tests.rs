@@ -4,6 +4,7 @@ use crate::ServerError;
 use crate::anchor_store::{self, Files, file_of};
 use crate::bounds::Bounds;
 use crate::metrics::Metrics;
+use crate::numbers::Numbers;
 use crate::policy::Policies;
 use crate::state::Pending;
 use crate::vault::{REPLIES_MAX, VAULT};
@@ -13,7 +14,7 @@ use lamassu_anchor::{AnchorError, Digest, ObjectId, Row, Token, TokenKey, VaultR
 use lamassu_keys::unix_now;
 use lamassu_lease::{Call, Mode, RequestNo};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use tokio::sync::mpsc::channel;
 
 const VAULTS: [VaultId; 3] = [VaultId([1; 16]), VaultId([2; 16]), VaultId([3; 16])];
@@ -49,7 +50,14 @@ fn vaults(dir: &Path) -> (Vaults, Caller) {
     let (terms, metrics) = (Terms::DEFAULT, Metrics::default());
     std::fs::write(dir.join("policy.toml"), "").unwrap();
     let policies = Arc::new(Policies::start(dir, terms, (state.clone(), metrics.clone())).unwrap());
-    let common = Common { state, metrics, policies, pauses: Arc::default(), bounds: Bounds::new(2) };
+    let common = Common {
+        state,
+        metrics,
+        policies,
+        pauses: Arc::default(),
+        bounds: Bounds::new(2),
+        numbers: Numbers::default(),
+    };
     (Vaults { unused: 0, ..Vaults::new(anchors, terms, common, 100) }, caller)
 }
 
@@ -162,6 +170,8 @@ fn a_dataset_whose_anchor_was_just_retired_keeps_its_place() {
 struct Doubtful {
     files: Files,
     fails: Arc<AtomicBool>,
+    /// How often it was asked of one anchor whether it has it.
+    asked: Arc<AtomicUsize>,
 }
 
 struct DoubtfulNew(Box<dyn NewAnchor>, Arc<AtomicBool>);
@@ -172,6 +182,7 @@ impl AnchorStore for Doubtful {
     }
 
     fn has(&self, id: &VaultId) -> Result<bool> {
+        self.asked.fetch_add(1, Ordering::SeqCst);
         self.files.has(id)
     }
 
@@ -214,7 +225,8 @@ fn a_put_that_was_in_doubt_is_noted_when_it_is_repeated() {
     let (vaults, caller) = vaults(dir.path());
     let fails = Arc::new(AtomicBool::new(false));
     let files = Files::open(dir.path()).unwrap();
-    let vaults = Arc::new(Vaults { anchors: Arc::new(Doubtful { files, fails: fails.clone() }), ..vaults });
+    let anchors = Arc::new(Doubtful { files, fails: fails.clone(), asked: Arc::default() });
+    let vaults = Arc::new(Vaults { anchors, ..vaults });
     let [dataset, granted] = [VaultId([4; 16]), VaultId([5; 16])];
     vaults.state().grant("one", &granted.to_string(), true).unwrap();
     for (id, around) in [(dataset, Some(VAULTS[0])), (granted, None)] {
@@ -243,6 +255,83 @@ fn a_put_that_was_in_doubt_is_noted_when_it_is_repeated() {
             assert_eq!(vaults.state().around(&id), around);
         }
     }
+}
+
+/// With etcd each question takes the time of an answer from its members, and hosts wait for the leader.
+#[test]
+fn a_server_that_starts_asks_of_no_single_anchor_whether_it_is_there() {
+    let dir = tempfile::tempdir().unwrap();
+    let (vaults, _) = vaults(dir.path());
+    let (files, asked) = (Files::open(dir.path()).unwrap(), Arc::<AtomicUsize>::default());
+    let anchors = Arc::new(Doubtful { files, fails: Arc::default(), asked: asked.clone() });
+    let vaults = Vaults { anchors, ..vaults };
+    std::fs::remove_file(anchor(dir.path(), &VAULTS[1])).unwrap();
+    assert_eq!(missing(vaults.anchors(), vaults.state()).unwrap(), [VAULTS[1]]);
+    assert!(vaults.open_attended().is_ok_and(|count| count == 2));
+    assert_eq!(asked.load(Ordering::SeqCst), 0);
+}
+
+/// Files, each of which opens when another one does, or after a while.
+struct Together {
+    files: Files,
+    /// How many are being opened, and how many were at once.
+    opening: std::sync::Mutex<(usize, usize)>,
+    more: std::sync::Condvar,
+}
+
+impl AnchorStore for Together {
+    fn all(&self) -> Result<Vec<VaultId>> {
+        self.files.all()
+    }
+
+    fn has(&self, id: &VaultId) -> Result<bool> {
+        self.files.has(id)
+    }
+
+    fn open(&self, id: &VaultId) -> std::result::Result<Arc<dyn Table>, AnchorError> {
+        let mut opening = self.opening.lock().unwrap();
+        opening.0 += 1;
+        opening.1 = opening.1.max(opening.0);
+        self.more.notify_all();
+        let is_alone = |opening: &mut (usize, usize)| opening.1 < 2;
+        let waited = self.more.wait_timeout_while(opening, Duration::from_secs(10), is_alone);
+        waited.unwrap().0.0 -= 1;
+        self.files.open(id)
+    }
+
+    fn begin(&self, id: &VaultId) -> std::result::Result<Box<dyn NewAnchor>, AnchorError> {
+        self.files.begin(id)
+    }
+
+    fn put_away(&self, id: &VaultId) -> Result<bool> {
+        self.files.put_away(id)
+    }
+
+    fn free(&self) -> u64 {
+        self.files.free()
+    }
+
+    fn name(&self, id: &VaultId) -> String {
+        self.files.name(id)
+    }
+}
+
+/// A host may have sessions in hundreds of vaults, and each waits for answers of etcd.
+#[test]
+fn a_server_that_starts_opens_several_vaults_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    {
+        let (vaults, caller) = vaults(dir.path());
+        for id in &VAULTS[..2] {
+            attend(&vaults, &caller, id);
+        }
+    }
+    let (vaults, _) = vaults(dir.path());
+    let (files, (opening, more)) = (Files::open(dir.path()).unwrap(), Default::default());
+    let anchors = Arc::new(Together { files, opening, more });
+    let vaults = Vaults { anchors: anchors.clone(), ..vaults };
+    assert!(vaults.open_attended().is_ok_and(|count| count == 3));
+    assert_eq!((anchors.opening.lock().unwrap().1, open(&vaults)), (2, VAULTS[..2].to_vec()));
 }
 
 /// All rows of the anchor of a vault.
@@ -321,6 +410,56 @@ fn of_the_vaults_that_may_be_open_those_that_nobody_uses_give_way() {
     assert!(matches!(use_once(&VAULTS[1]), Err(Refused::TooMuch(_))));
     assert!(vaults.vault(&VAULTS[1]).is_ok(), "an administrator is refused nothing");
     assert!(use_once(&VAULTS[0]).is_ok(), "nor is who has one open");
+}
+
+/// Ticks and administrators do, and so does monitoring.
+#[test]
+fn who_looks_at_all_vaults_keeps_none_of_the_others_open() {
+    let dir = tempfile::tempdir().unwrap();
+    let (vaults, caller) = vaults(dir.path());
+    let vaults = Vaults { unused: UNUSED, room: Room::of(2), ..vaults };
+    let use_once = |id: &VaultId| vaults.vault_for(&caller, id).map(drop);
+    assert!(use_once(&VAULTS[0]).is_ok() && use_once(&VAULTS[1]).is_ok());
+    let slots = vaults.slots();
+    let mut opened = Vaults::opened(&slots, |slot| Some(slot.lock()));
+    let looked_at = opened.next().expect("two are open");
+    assert!(use_once(&VAULTS[2]).is_ok());
+    assert_eq!(open(&vaults).len(), 2);
+    assert!(vaults.is_open(&looked_at.id()));
+}
+
+#[test]
+fn a_vault_that_is_used_for_a_moment_is_waited_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let (vaults, caller) = vaults(dir.path());
+    let vaults = Vaults { unused: UNUSED, room: Room::of(1), ..vaults };
+    let looked_at = vaults.vault(&VAULTS[0]).unwrap_or_else(|_| panic!("opens"));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let looked_at = looked_at;
+            // Until the other one has been asked for.
+            while !vaults.slots.lock().contains_key(&VAULTS[1]) {
+                std::thread::yield_now();
+            }
+            std::thread::sleep(Duration::from_millis(50));
+            drop(looked_at);
+        });
+        assert!(vaults.vault_for(&caller, &VAULTS[1]).is_ok());
+    });
+}
+
+/// It would else count as one that can be closed, for ever.
+#[test]
+fn a_vault_in_doubt_that_nobody_uses_gives_way() {
+    let dir = tempfile::tempdir().unwrap();
+    let (vaults, caller) = vaults(dir.path());
+    let vaults = Vaults { unused: UNUSED, room: Room::of(1), ..vaults };
+    {
+        let doubtful = vaults.vault(&VAULTS[0]).unwrap_or_else(|_| panic!("opens"));
+        assert!(doubtful.give_up(|_| Ok(()), || Err(Refused::NotNow)).is_err());
+        assert_eq!(doubtful.standing(), Standing::InDoubt);
+    }
+    assert!(vaults.vault_for(&caller, &VAULTS[1]).is_ok());
 }
 
 /// An administrator's command looks at all slots.

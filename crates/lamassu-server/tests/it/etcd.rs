@@ -279,15 +279,7 @@ fn what_comes_late_puts_no_rows_in_place_of_those_that_were_removed() {
     let etcd = Etcd::start(1);
     let (cluster, _lead) = etcd.led();
     let anchors = EtcdAnchors::open(&cluster).unwrap();
-    let below = |prefix: &str| {
-        let mut keys = Vec::new();
-        let visited = cluster.visit(format!("test/{prefix}").as_bytes(), |key, _| {
-            keys.push(String::from_utf8_lossy(key).into_owned());
-            Ok(())
-        });
-        visited.unwrap();
-        keys
-    };
+    let below = |prefix: &str| below(&cluster, prefix);
     let new = anchors.begin(&VaultId([1; 16])).unwrap();
     let generation = below("new/").remove(0);
     assert!(below("last/").contains(&generation), "the first transaction would compare that there is none");
@@ -295,6 +287,56 @@ fn what_comes_late_puts_no_rows_in_place_of_those_that_were_removed() {
     drop(new);
     assert!(below("new/").is_empty() && below("rows/").is_empty());
     assert!(!below("last/").contains(&generation));
+}
+
+/// The keys below a prefix.
+fn below(cluster: &Cluster, prefix: &str) -> Vec<String> {
+    let mut keys = Vec::new();
+    let visited = cluster.visit(format!("test/{prefix}").as_bytes(), |key, _| {
+        keys.push(String::from_utf8_lossy(key).into_owned());
+        Ok(())
+    });
+    visited.unwrap();
+    keys
+}
+
+/// Rows that are being put, and whose server ends. Returns their generation.
+fn leave_rows(etcd: &Etcd, count: u32) -> String {
+    let (cluster, lead) = etcd.led();
+    let new = EtcdAnchors::open(&cluster).unwrap().begin(&VaultId([1; 16])).unwrap();
+    let rows: Vec<_> = (0..count).map(|n| put(Space::Objects, &n.to_be_bytes(), b"left")).collect();
+    new.table().commit(&rows).unwrap();
+    std::mem::forget(new);
+    lead.give_up();
+    below(&cluster, "new/").remove(0)
+}
+
+/// Hosts wait for who takes over, and a host may have put any number of rows.
+#[test]
+fn who_takes_over_serves_before_what_was_left_is_removed() {
+    const COUNT: u32 = 3000;
+    if !is_there() {
+        return;
+    }
+    let etcd = Etcd::start(1);
+    let left = leave_rows(&etcd, COUNT);
+    let (cluster, _lead) = etcd.led();
+    let anchors = EtcdAnchors::open(&cluster).unwrap();
+    let rows = || below(&cluster, &format!("rows/{left}")).len();
+    assert_eq!(rows(), COUNT as usize);
+    // What comes meanwhile stays, whether it is finished or not.
+    let new = anchors.begin(&VaultId([1; 16])).unwrap();
+    new.table().commit(&[put(Space::Vault, b"vault", b"1")]).unwrap();
+    let other = anchors.begin(&VaultId([2; 16])).unwrap();
+    new.install().unwrap();
+    anchors.remove_left().unwrap();
+    assert_eq!((rows(), below(&cluster, "new/").len(), below(&cluster, "rows/").len()), (0, 1, 1));
+    let table = anchors.open(&VaultId([1; 16])).unwrap();
+    assert_eq!(table.get(Space::Vault, b"vault").unwrap().as_deref(), Some(&b"1"[..]));
+    assert!(!below(&cluster, "last/").contains(&left));
+    anchors.remove_left().unwrap();
+    drop(other);
+    assert!(below(&cluster, "new/").is_empty());
 }
 
 /// A change of the state whose answer is lost may have been made: who leads ends, and changes nothing more.
@@ -550,6 +592,11 @@ fn a_replica_that_takes_over_knows_the_policy_that_was_in_force() {
         id
     };
     into_etcd(&mut lab, &etcd);
+    lab.stop("-TERM");
+    leave_rows(&etcd, 300);
+    lab.start();
+    let cluster = etcd.cluster();
+    wait_for("what was left is removed", || below(&cluster, "new/").is_empty());
     let replica = run_replica(&lab, "replica");
     wait_for("the replica stands by", || replica_log(&lab).contains("standing by"));
     for name in ["first", "second"] {
