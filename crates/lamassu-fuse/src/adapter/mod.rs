@@ -30,6 +30,7 @@ use crate::control::Calls;
 use crate::errno_of;
 use crate::options::{CacheMode, MountOptions};
 use crate::tuning::{DirtyLimits, Tuning};
+use admin::Admin;
 use counts::Counts;
 use descriptors::Descriptors;
 use fuser::{Errno, InitFlags, KernelConfig, Notifier};
@@ -97,7 +98,7 @@ pub(crate) struct Shared<F> {
     /// Frozen although the gate is open: hosts take turns, and this one keeps its own.
     has_frozen_turns: AtomicBool,
     /// Serialises freeze and thaw.
-    admin: Mutex<()>,
+    admin: Mutex<Admin>,
     /// The open directory that a freeze lasts as long as; `None` for one that lasts until a thaw. Set with `admin`
     /// held.
     freezer: Mutex<Option<HandleId>>,
@@ -165,7 +166,7 @@ impl<F: FileSystem> Shared<F> {
             acls: AtomicBool::new(false),
             gate: Gate::default(),
             has_frozen_turns: AtomicBool::new(false),
-            admin: Mutex::new(()),
+            admin: Mutex::default(),
             freezer: Mutex::new(None),
             uses: Mutex::default(),
             descriptors: Descriptors::new(owner)?,

@@ -5,7 +5,7 @@ use crate::shared::{listed, mount, shared, unmounted_and_checked, until};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Child, Command};
 use std::thread::{JoinHandle, sleep, spawn};
 use std::time::Duration;
 
@@ -274,5 +274,84 @@ fn snapshots_and_clones_are_made_of_a_shared_mount() {
         }
         a.run(&format!("check store/{copy}")).ok();
     }
+    unmounted_and_checked(&lab, &[a, b, c]);
+}
+
+/// Files of a vault that is copied: so many that a copy is not over as soon as it has begun.
+const FILES: usize = 300;
+
+/// A snapshot that has frozen the vault, and whose process stands still then.
+fn stopped_snapshot(host: Host<'_>) -> Child {
+    let dir = host.lab.path("store/s");
+    loop {
+        let mut made = host.command().args(["snapshot", "store/v", "store/s"]).spawn().unwrap();
+        // Nothing is made before the vault is frozen.
+        while !dir.exists() {
+            assert!(made.try_wait().unwrap().is_none(), "no snapshot");
+        }
+        kill(made.id(), "-STOP");
+        let is_stopped = || {
+            let stat = fs::read_to_string(format!("/proc/{}/stat", made.id())).unwrap();
+            stat.rsplit_once(") ").unwrap().1.starts_with('T')
+        };
+        until("it stands still", is_stopped);
+        if !dir.join("lamassu.vault").exists() {
+            return made;
+        }
+        // Too late.
+        kill(made.id(), "-CONT");
+        made.wait().unwrap();
+        fs::remove_dir_all(&dir).unwrap();
+    }
+}
+
+#[track_caller]
+fn goes_on(mut made: Child, code: i32, lab: &Lab) {
+    kill(made.id(), "-CONT");
+    assert_eq!(made.wait().unwrap().code(), Some(code));
+    assert_eq!(lab.path("store/s").exists(), code == 0);
+}
+
+/// A snapshot that was not frozen until its end is taken away, whatever became of the vault.
+#[test]
+fn a_snapshot_whose_freeze_has_ended_is_none() {
+    let lab = Lab::new();
+    let [a, b, c] = shared(&lab);
+    let id = a.id("store/v");
+    fs::create_dir(a.file("d")).unwrap();
+    for n in 0..FILES {
+        fs::write(a.file(&format!("d/{n}")), "of a").unwrap();
+    }
+    // Thawed by somebody.
+    let made = stopped_snapshot(a);
+    thaw(a).ok();
+    fs::write(b.file("meanwhile"), "of b").unwrap();
+    goes_on(made, 69, &lab);
+    // And frozen again: that freeze is not the snapshot's.
+    let made = stopped_snapshot(a);
+    thaw(a).ok();
+    fs::write(b.file("meanwhile"), "of b, too").unwrap();
+    freeze(a);
+    goes_on(made, 69, &lab);
+    thaw(a).ok();
+    // Lost, and somebody else was told.
+    let made = stopped_snapshot(a);
+    lab.serve(&["host", "grant", "--not", "@a", &format!("@{id}")]).ok();
+    fs::write(b.file("meanwhile"), "of b once more").unwrap();
+    thaw(a).code(69);
+    lab.grant(a, &id);
+    goes_on(made, 69, &lab);
+    // The mount is in use by it.
+    let made = stopped_snapshot(a);
+    a.run("umount m-a").code(10);
+    goes_on(made, 0, &lab);
+    fs::remove_dir_all(lab.path("store/s")).unwrap();
+    // The daemon is killed.
+    let made = stopped_snapshot(a);
+    kill(a.daemon(), "-KILL");
+    fs::write(b.file("meanwhile"), "after a was killed").unwrap();
+    goes_on(made, 69, &lab);
+    let _ = Command::new("umount").arg("-l").arg(a.file("")).output();
+    mount(a);
     unmounted_and_checked(&lab, &[a, b, c]);
 }

@@ -95,7 +95,7 @@ impl Forest {
     /// As [`crate::FileSystem::freeze`].
     pub(super) fn freeze_turns(&self) -> Result<()> {
         // Does not wait: see there.
-        let Some(_one) = self.changing.try_lock() else { return Err(errno("freeze", libc::EBUSY)) };
+        let Some(_one) = self.changing.try_lock() else { return Err(errno("freeze", libc::EAGAIN)) };
         self.kept.lock().state = State::Taking;
         let done = self.take_all().and_then(|()| {
             let kept = &mut *self.kept.lock();
