@@ -1,10 +1,12 @@
 //! `freeze` and `thaw` of a vault that several hosts have mounted by turns.
 
 use crate::common::*;
+use crate::datasets::the_dataset_in;
 use crate::shared::{listed, mount, shared, unmounted_and_checked, until};
-use std::fs;
+use std::fs::{self, File};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::thread::{JoinHandle, sleep, spawn};
 use std::time::Duration;
@@ -354,4 +356,76 @@ fn a_snapshot_whose_freeze_has_ended_is_none() {
     let _ = Command::new("umount").arg("-l").arg(a.file("")).output();
     mount(a);
     unmounted_and_checked(&lab, &[a, b, c]);
+}
+
+/// Asks a root that is open to freeze. Returns the error.
+fn asked_to_freeze(root: File) -> JoinHandle<Option<i32>> {
+    const FREEZE_WHILE_OPEN: libc::Ioctl = 0xf54f;
+    spawn(move || {
+        // SAFETY: the descriptor is open; the request carries no argument.
+        let frozen = unsafe { libc::ioctl(root.as_raw_fd(), FREEZE_WHILE_OPEN, 0) };
+        (frozen < 0).then(|| std::io::Error::last_os_error().raw_os_error()).flatten()
+    })
+}
+
+/// Waits for a command that must not wait for other hosts.
+#[track_caller]
+fn ends(host: Host<'_>, line: &str, code: i32) {
+    let mut command = host.command().args(line.split(' ')).spawn().unwrap();
+    until(line, || command.try_wait().unwrap().is_some());
+    assert_eq!(command.wait().unwrap().code(), Some(code), "{line}");
+}
+
+/// Another host has frozen the vault that a freeze waits for: it is given up all the same, and so is the mount.
+#[test]
+fn a_freeze_that_waits_for_a_frozen_vault_can_be_given_up() {
+    let lab = Lab::new();
+    let [a, b, c] = shared(&lab);
+    let roots = [File::open(b.file("")).unwrap(), File::open(b.file("")).unwrap()];
+    let daemon = b.daemon();
+    freeze(a);
+    let [first, second] = roots;
+    let freezing = asked_to_freeze(first);
+    ends(b, "key rotate --outer m-b", 28);
+    ends(b, "dataset create m-b/none", 28);
+    assert!(!freezing.is_finished());
+    ends(b, "thaw m-b", 0);
+    assert_eq!(freezing.join().unwrap(), Some(libc::EOWNERDEAD));
+    let freezing = asked_to_freeze(second);
+    ends(b, "key rotate --outer m-b", 28);
+    kill(daemon, "-TERM");
+    assert!(freezing.join().unwrap().is_some());
+    until("the daemon ends", || !Path::new(&format!("/proc/{daemon}")).exists());
+    // It was frozen until now.
+    thaw(a).ok();
+    mount(b);
+    fs::write(c.file("f"), "goes on").unwrap();
+    assert_eq!(fs::read_to_string(b.file("f")).unwrap(), "goes on");
+    unmounted_and_checked(&lab, &[a, b, c]);
+}
+
+/// A dataset that is mounted alone on another host, and frozen there: who needs it with the vault around it does not
+/// keep that from others.
+#[test]
+fn a_frozen_dataset_holds_nobody_up_in_the_vault_around_it() {
+    let lab = Lab::new();
+    let [a, b, c] = shared(&lab);
+    a.run("dataset create m-a/p").ok();
+    let dataset = the_dataset_in(&lab, "store/v");
+    c.umount().ok();
+    c.run(&format!("mount --shared --anchor {} {dataset} m-c", lab.url())).ok();
+    freeze(c);
+    let inside = a.file("p");
+    let changing = spawn(move || fs::set_permissions(inside, fs::Permissions::from_mode(0o711)));
+    for round in 0..3 {
+        sleep(Duration::from_millis(300));
+        b.write("f", &round.to_string()).unwrap();
+    }
+    assert!(!changing.is_finished());
+    assert_eq!(lab.metric("sessions_held_on_total"), 0.0);
+    thaw(c).ok();
+    changing.join().unwrap().unwrap();
+    assert_eq!(fs::metadata(b.file("p")).unwrap().permissions().mode() & 0o777, 0o711);
+    assert_eq!(fs::read_to_string(a.file("f")).unwrap(), "2");
+    hosts_are_done(&lab, &[a, b, c]);
 }

@@ -506,11 +506,8 @@ impl Forest {
     fn root_attr(&self, slot: &KnownMember) -> Result<Attr> {
         let attr = match slot.loaded() {
             _ if slot.number != ROOT_MEMBER && self.hosts_take_turns() => self.dataset_root_attr(slot)?,
-            Some(vault) if slot.number == ROOT_MEMBER => self.root_or_as_last_known(vault.getattr(ROOT, None))?,
+            _ if self.hosts_take_turns() => self.mounts_root_attr()?,
             Some(vault) => vault.getattr(ROOT, None)?,
-            None if slot.number == ROOT_MEMBER && self.hosts_take_turns() => {
-                self.root_or_as_last_known(Err(self.not_open(ROOT_MEMBER)))?
-            }
             None => {
                 let attr = slot.backing_attr()?;
                 let row = self.entry_row(slot)?;
