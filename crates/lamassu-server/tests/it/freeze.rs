@@ -4,6 +4,7 @@ use crate::common::*;
 use crate::datasets::the_dataset_in;
 use crate::shared::{listed, mount, shared, unmounted_and_checked, until};
 use std::fs::{self, File};
+use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -417,15 +418,23 @@ fn a_frozen_dataset_holds_nobody_up_in_the_vault_around_it() {
     freeze(c);
     let inside = a.file("p");
     let changing = spawn(move || fs::set_permissions(inside, fs::Permissions::from_mode(0o711)));
-    for round in 0..3 {
-        sleep(Duration::from_millis(300));
-        b.write("f", &round.to_string()).unwrap();
-    }
-    assert!(!changing.is_finished());
+    let writes = |rounds: Range<u32>| {
+        for round in rounds {
+            sleep(Duration::from_millis(300));
+            b.write("f", &round.to_string()).unwrap();
+        }
+    };
+    writes(0..3);
+    // Re-keying seals the slot of the dataset again.
+    a.run("key rotate --outer m-a").ok();
+    let mut rekeying = a.command().args(["rekey", "--outer", "m-a"]).spawn().unwrap();
+    writes(3..9);
+    assert!(!changing.is_finished() && rekeying.try_wait().unwrap().is_none());
     assert_eq!(lab.metric("sessions_held_on_total"), 0.0);
     thaw(c).ok();
     changing.join().unwrap().unwrap();
+    assert!(rekeying.wait().unwrap().success());
     assert_eq!(fs::metadata(b.file("p")).unwrap().permissions().mode() & 0o777, 0o711);
-    assert_eq!(fs::read_to_string(a.file("f")).unwrap(), "2");
+    assert_eq!(fs::read_to_string(a.file("f")).unwrap(), "8");
     hosts_are_done(&lab, &[a, b, c]);
 }
