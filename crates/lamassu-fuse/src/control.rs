@@ -1,9 +1,8 @@
 //! Controlling a mounted file system from another process, by ioctl(2) on the mount's root directory. `CALL` can also
 //! go to any other directory, and is then about that one.
 //!
-//! `FREEZE`, `FREEZE_WHILE_OPEN` and `THAW` carry no argument; `STATUS` answers a [`Status`]; `CALL` carries bytes to
-//! the daemon of the mount, and its answer back. Root and the user who mounted may use them; delegates that they named
-//! may use calls.
+//! Those that freeze and thaw carry no argument; `STATUS` answers a [`Status`]; `CALL` carries bytes to the daemon of
+//! the mount, and its answer back. Root and the user who mounted may use them; delegates that they named may use calls.
 //!
 //! Never: interprets a call ([`Calls`] are given by the program that mounts), keeps one after it was answered, uses a
 //! path that may lead elsewhere by then ([`Root`], [`Asked`]).
@@ -25,12 +24,21 @@ use std::time::{Duration, Instant};
 use zeroize::Zeroizing;
 
 const MAGIC: u32 = 0xF5;
-/// `_IO(0xF5, 0x4c)`: until a thaw; also makes a freeze last so that this open directory has asked for.
+/// `_IO(0xF5, 0x4c)`: until a thaw.
 pub const LAMASSU_IOC_FREEZE: u32 = MAGIC << 8 | 0x4c;
 /// `_IO(0xF5, 0x4f)`: until the open directory that is asked is closed, also by the end of the process that opened it.
 pub const LAMASSU_IOC_FREEZE_WHILE_OPEN: u32 = MAGIC << 8 | 0x4f;
-/// `_IO(0xF5, 0x4d)`
+/// `_IO(0xF5, 0x51)`: a freeze that lasts while the open directory that is asked is open lasts until a thaw from now
+/// on. `EINVAL` if there is no such freeze.
+pub const LAMASSU_IOC_FREEZE_LASTS: u32 = MAGIC << 8 | 0x51;
+/// `_IO(0xF5, 0x4d)`: whoever froze.
 pub const LAMASSU_IOC_THAW: u32 = MAGIC << 8 | 0x4d;
+/// `_IO(0xF5, 0x52)`: a freeze that lasts while the open directory that is asked is open. `EINVAL` if there is no such
+/// freeze: somebody has ended it, whether or not it was frozen again.
+pub const LAMASSU_IOC_THAW_OWN: u32 = MAGIC << 8 | 0x52;
+/// `_IO(0xF5, 0x53)`: as [`LAMASSU_IOC_THAW`], but `EBUSY` for a freeze that lasts while a directory is open: while it
+/// is, nothing is unmounted.
+pub const LAMASSU_IOC_THAW_TO_UNMOUNT: u32 = MAGIC << 8 | 0x53;
 /// `_IOR(0xF5, 0x4e, u64[4])`
 pub const LAMASSU_IOC_STATUS: u32 = 2 << 30 | (STATUS_BYTES as u32) << 16 | MAGIC << 8 | 0x4e;
 
@@ -139,9 +147,12 @@ pub enum ControlError {
     /// The user's: someone froze it before.
     #[error("already frozen")]
     AlreadyFrozen,
-    /// The network's, or this host's: another host may have changed the vault since it was frozen.
+    /// The user's: it is not frozen at such a moment.
+    #[error("a dataset is being loaded, unloaded or destroyed; try again when that is done")]
+    DatasetsChange,
+    /// The user's, the network's or this host's: others may have changed the vault since it was frozen.
     #[error(
-        "the freeze did not last: this host was out of touch with the server, and others may have changed the vault; do not use a copy that was made meanwhile"
+        "the freeze has ended too early: somebody thawed the vault, its mount ended, or this host was out of touch with the server; others may have changed the vault, so do not use a copy that was made meanwhile"
     )]
     FreezeLost,
     /// The user's: it is not frozen.
@@ -204,11 +215,14 @@ impl Root {
     /// stays frozen.
     ///
     /// # Errors
-    /// [`ControlError`].
+    /// [`ControlError`]; [`ControlError::FreezeLost`] if somebody thawed it before this returns.
     pub fn freeze(&self) -> Result<(), ControlError> {
         // The kernel lets nobody out of a request that the daemon has: who is killed meanwhile ends after the answer.
         self.freeze_while_open()?;
-        self.plain_call(LAMASSU_IOC_FREEZE, "freeze")
+        self.plain_call(LAMASSU_IOC_FREEZE_LASTS, "freeze").map_err(|error| match error {
+            ControlError::NotFrozen => ControlError::FreezeLost,
+            error => error,
+        })
     }
 
     /// The same, until this is dropped. The freeze also ends if this process dies.
@@ -223,12 +237,29 @@ impl Root {
         self.plain_call(LAMASSU_IOC_FREEZE_WHILE_OPEN, "freeze")
     }
 
-    /// Ends a freeze.
+    /// Ends a freeze, whoever asked for it.
     ///
     /// # Errors
     /// [`ControlError`].
     pub fn thaw(&self) -> Result<(), ControlError> {
         self.plain_call(LAMASSU_IOC_THAW, "thaw")
+    }
+
+    /// Ends the freeze of [`Root::freeze_while_open`], and no other one.
+    ///
+    /// # Errors
+    /// [`ControlError`]: after any error it is not certain that nobody changed anything meanwhile.
+    /// [`ControlError::NotFrozen`]: somebody has ended that freeze; it may be frozen again.
+    pub fn thaw_own(&self) -> Result<(), ControlError> {
+        self.plain_call(LAMASSU_IOC_THAW_OWN, "thaw")
+    }
+
+    /// Ends a freeze, unless it lasts as long as a directory is open: then the mount is in use.
+    ///
+    /// # Errors
+    /// [`ControlError::AlreadyFrozen`] in that case; [`ControlError`].
+    pub fn thaw_to_unmount(&self) -> Result<(), ControlError> {
+        self.plain_call(LAMASSU_IOC_THAW_TO_UNMOUNT, "thaw")
     }
 
     /// Makes the kernel write its dirty pages back, as [`Root::freeze`] does first.
@@ -312,6 +343,7 @@ fn failed(mountpoint: &Path, op: &'static str) -> ControlError {
         Some(libc::ENOTTY | libc::ENOSYS | libc::EOPNOTSUPP) => ControlError::NotMounted(mountpoint.into()),
         Some(libc::EOWNERDEAD) => ControlError::FreezeLost,
         Some(libc::EBUSY) => ControlError::AlreadyFrozen,
+        Some(libc::EAGAIN) => ControlError::DatasetsChange,
         Some(libc::EINVAL) => ControlError::NotFrozen,
         Some(libc::EPERM | libc::EACCES) => ControlError::NotPermitted,
         Some(libc::EMSGSIZE) => ControlError::TooLong,

@@ -219,6 +219,38 @@ fn a_freeze_can_end_with_who_asked_for_it() {
     finish(f);
 }
 
+/// Who has frozen a mount as long as a directory is open learns whether it has lasted, and ends no freeze of others.
+#[test]
+fn only_ones_own_freeze_is_ended() {
+    let Some(f) = fixture(&MountOptions::default()) else { return };
+    let open = || Root::open(&f.point).unwrap();
+    let not_frozen = |thawed| assert!(matches!(thawed, Err(ControlError::NotFrozen)), "{thawed:?}");
+    let frozen = || open().status().unwrap().frozen;
+    let holder = open();
+    holder.freeze_while_open().unwrap();
+    not_frozen(open().thaw_own());
+    assert!(matches!(open().thaw_to_unmount(), Err(ControlError::AlreadyFrozen)));
+    assert!(frozen(), "it is the holder's");
+    holder.thaw_own().unwrap();
+    assert!(!frozen());
+    not_frozen(holder.thaw_own());
+    // Somebody else ends it, and freezes.
+    holder.freeze_while_open().unwrap();
+    open().thaw().unwrap();
+    not_frozen(holder.thaw_own());
+    open().freeze().unwrap();
+    not_frozen(holder.thaw_own());
+    assert!(frozen());
+    open().thaw_to_unmount().unwrap();
+    assert!(!frozen());
+    // One that lasts until a thaw is nobody's.
+    holder.freeze().unwrap();
+    not_frozen(holder.thaw_own());
+    holder.thaw().unwrap();
+    drop(holder);
+    finish(f);
+}
+
 #[test]
 fn a_frozen_mount_can_be_unmounted_and_loses_nothing() {
     let Some(f) = fixture(&MountOptions::default()) else { return };

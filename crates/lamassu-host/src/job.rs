@@ -2,6 +2,7 @@
 
 use crate::control::protocol::{Ended, Failed, Progress};
 use crate::{Error, Place, Result};
+use lamassu_anchor::{AnchorError, ServerFault};
 use lamassu_format::profile::{Choice, ProfileError};
 use lamassu_keys::Event;
 use lamassu_keys::history::{EventKind, History};
@@ -150,9 +151,16 @@ impl RekeyProgress for Job {
     }
 
     fn dataset(&self, stored: &Path) -> lamassu_vault::Result<()> {
-        (self.on_dataset)(self, stored).map_err(|error| VaultError::Io {
-            op: "seal the parent slot of a dataset",
-            source: std::io::Error::other(error.message()),
+        (self.on_dataset)(self, stored).map_err(|error| match error.innermost() {
+            // Another host has it. The walk goes on there in a later turn, as after a session that ended.
+            Error::NoTurn => {
+                let fault = ServerFault::Unreachable { detail: "another host keeps a dataset".into() };
+                VaultError::Anchor(AnchorError::Server { server: String::new(), fault })
+            }
+            error => VaultError::Io {
+                op: "seal the parent slot of a dataset",
+                source: std::io::Error::other(error.message()),
+            },
         })
     }
 

@@ -84,7 +84,6 @@ pub struct Keeper {
     /// Keys that open datasets when their turns begin.
     brought: Mutex<HashMap<Number, Unlocked>>,
     driving: by_turns::Driving,
-    holding: frozen::Holding,
     headers: Headers,
     forest: OnceLock<Weak<Forest>>,
     me: Weak<Keeper>,
@@ -103,7 +102,6 @@ impl Keeper {
             kept: Mutex::default(),
             brought: Mutex::default(),
             driving: OnceLock::new(),
-            holding: frozen::Holding::default(),
             headers: Headers::default(),
             forest: OnceLock::new(),
             me: me.clone(),
@@ -498,11 +496,7 @@ impl Opener for Keeper {
         dataset: (&VaultId, &VaultId),
         is_wanted: &dyn Fn() -> bool,
     ) -> lamassu_vault::Result<Option<Box<dyn HeldDataset>>> {
-        frozen::hold_dataset(&self.policy.anchors, &self.holding, dataset, is_wanted).map_err(of_turns)
-    }
-
-    fn stop_holding(&self) {
-        self.holding.stop(&self.policy.anchors);
+        frozen::hold_dataset(&self.policy.anchors, dataset, is_wanted).map_err(of_turns)
     }
 
     fn opened(&self, member: Number, vault: &Arc<Vault>) {

@@ -196,13 +196,16 @@ impl Driver {
     fn next(&mut self) -> std::result::Result<Turn, NoTurn> {
         let mut ended = 0;
         loop {
-            let mode = match self.requests.wanted().ok_or(NoTurn::Over)? {
+            let wanted = self.requests.wanted().ok_or(NoTurn::Over)?;
+            let mode = match wanted {
                 requests::Mode::Look | requests::Mode::Change if self.keeper.is_read_only() => Mode::Shared,
                 requests::Mode::Look if !self.is_calm && !self.requests.is_changing() => Mode::Shared,
                 requests::Mode::Look | requests::Mode::Change => Mode::Exclusive,
             };
-            let error = match self.attend().and_then(|()| self.take(mode)) {
-                Ok(turn) => return Ok(turn),
+            let error = match self.attend().and_then(|()| self.take(mode, wanted)) {
+                Ok(Some(turn)) => return Ok(turn),
+                // Nothing waits for it any more, or something for less: another host may have frozen the vault.
+                Ok(None) => continue,
                 Err(error) => error,
             };
             if self.requests.is_last() {
@@ -238,10 +241,11 @@ impl Driver {
         Ok(())
     }
 
-    /// Takes a turn, and opens the vault in it. On failure the turn is passed.
-    fn take(&mut self, mode: Mode) -> Result<Turn> {
+    /// Takes a turn, and opens the vault in it. `None`: requests want none any more. On failure the turn is passed.
+    fn take(&mut self, mode: Mode, wanted: requests::Mode) -> Result<Option<Turn>> {
         let Some(session) = &mut self.session else { return Err(Error::NoTurn) };
-        let turn = session.turns.take(mode)?;
+        let requests = self.requests.clone();
+        let Some(turn) = session.turns.take_while(mode, &|| requests.is_wanted(wanted))? else { return Ok(None) };
         match (&turn.changed, &mut self.touched) {
             (Some(changed), Some(touched)) => touched.add(changed),
             (None, touched) => *touched = None,
@@ -267,7 +271,7 @@ impl Driver {
         self.touched = Some(Touched::default());
         take_over(&self.forest, self.member, &turn, read_only);
         self.warned = None;
-        Ok(turn)
+        Ok(Some(turn))
     }
 
     /// Lets requests run until the turn is to end, and then closes the vault.

@@ -14,7 +14,12 @@
 
 mod end;
 mod freeze;
+mod need;
+mod together;
 mod told;
+
+pub use need::Need;
+pub use together::{TOGETHER, run_in_both};
 
 use crate::Ino;
 use freeze::Freezing;
@@ -39,8 +44,8 @@ const TAKEN_IN: Duration = Duration::from_millis(200);
 /// No two turns of a process have the same number, whatever vault they are of.
 static NUMBERS: AtomicU64 = AtomicU64::new(0);
 
-/// A request, which also sends its reply.
-type Job = Box<dyn FnOnce(Use) + Send>;
+/// A request, which also sends its reply. `None`: it has waited for as long as it may.
+type Job = Box<dyn FnOnce(Option<Use>) + Send>;
 
 /// The mode in which this host holds the vault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -49,32 +54,6 @@ pub enum Mode {
     Look,
     /// Exclusive.
     Change,
-}
-
-/// What a request needs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Need {
-    mode: Mode,
-    /// The request is about pages of a mapped file, which the kernel has locked.
-    is_of_pages: bool,
-    /// The file whose pages the kernel will cache.
-    fills: Option<Ino>,
-}
-
-impl Need {
-    /// To read.
-    pub const LOOK: Need = Need { mode: Mode::Look, is_of_pages: false, fills: None };
-    /// To change something.
-    pub const CHANGE: Need = Need { mode: Mode::Change, is_of_pages: false, fills: None };
-    /// To write pages of a mapped file.
-    pub const WRITE_PAGES: Need = Need { mode: Mode::Change, is_of_pages: true, fills: None };
-
-    /// To read pages of a mapped file. If it may be written, the turn must be exclusive: the kernel does not report the
-    /// change of a page, and must be able to write it back in the same turn.
-    pub const fn read_pages(ino: Ino, may_be_written: bool) -> Need {
-        let mode = if may_be_written { Mode::Change } else { Mode::Look };
-        Need { mode, is_of_pages: true, fills: Some(ino) }
-    }
 }
 
 /// The reason why a turn ends.
@@ -126,13 +105,15 @@ pub struct Kept {
 struct Waiting {
     need: Need,
     job: Job,
+    /// When it gives up.
+    until: Option<Instant>,
 }
 
 struct State {
     phase: Phase,
     /// The number of the last turn that began.
     number: u64,
-    /// Requests under way, and those of them that may change something.
+    /// Requests under way, and those of them that a freeze holds back.
     users: usize,
     changers: usize,
     freezing: Freezing,
@@ -179,6 +160,9 @@ impl State {
     }
 
     fn admits(&self, need: Need) -> bool {
+        if need.is_of_root && self.freezing == Freezing::Wanted {
+            return true;
+        }
         match self.phase {
             Phase::Away => false,
             Phase::Here(mode) => {
@@ -252,7 +236,8 @@ pub struct Turns {
 /// Alive while a request is carried out.
 pub struct Use {
     turns: Arc<Turns>,
-    mode: Mode,
+    /// Whether it is one of [`State::changers`].
+    changes: bool,
     /// [`State::dropping`] at its beginning.
     dropping: u64,
 }
@@ -261,7 +246,7 @@ impl Drop for Use {
     fn drop(&mut self) {
         let mut state = self.turns.state.lock();
         state.users -= 1;
-        state.changers -= usize::from(self.mode == Mode::Change);
+        state.changers -= usize::from(self.changes);
         state.last_used = Instant::now();
         let is_older = self.dropping != state.dropping;
         state.older_users -= usize::from(is_older);
@@ -319,7 +304,7 @@ impl Turns {
 
     fn begin_request(self: &Arc<Self>, state: &mut State, need: Need) -> Use {
         state.users += 1;
-        state.changers += usize::from(need.mode == Mode::Change);
+        state.changers += usize::from(need.changes());
         state.is_used = true;
         state.is_changing |= need.mode == Mode::Change;
         state.last_used = Instant::now();
@@ -330,19 +315,32 @@ impl Turns {
                 self.runnable.notify_all();
             }
         }
-        Use { turns: self.clone(), mode: need.mode, dropping: state.dropping }
+        Use { turns: self.clone(), changes: need.changes(), dropping: state.dropping }
     }
 
     /// Carries a request out now, or when there is a turn for it.
     pub fn run(self: &Arc<Self>, need: Need, job: impl FnOnce(Use) + Send + 'static) {
+        self.run_until(None, need, move |turn| turn.map_or((), job));
+    }
+
+    /// The same; `None`: there was no turn until then.
+    pub fn run_until(
+        self: &Arc<Self>,
+        until: Option<Instant>,
+        need: Need,
+        job: impl FnOnce(Option<Use>) + Send + 'static,
+    ) {
         let mut state = self.state.lock();
         if state.admits(need) {
             let turn = self.begin_request(&mut state, need);
             drop(state);
-            return job(turn);
+            return job(Some(turn));
         }
-        state.waiting.push_back(Waiting { need, job: Box::new(job) });
+        state.waiting.push_back(Waiting { need, job: Box::new(job), until });
         self.driver.notify_all();
+        if until.is_some() {
+            self.runnable.notify_all();
+        }
     }
 
     /// The loop of a thread that carries out waiting requests, until the end.
@@ -350,13 +348,16 @@ impl Turns {
         let mut state = self.state.lock();
         loop {
             if let Some(at) = state.next()
-                && let Some(Waiting { need, job }) = state.waiting.remove(at)
+                && let Some(Waiting { need, job, .. }) = state.take(at)
             {
-                state.due -= usize::from(at < state.due);
                 let turn = self.begin_request(&mut state, need);
-                MutexGuard::unlocked(&mut state, || job(turn));
+                MutexGuard::unlocked(&mut state, || job(Some(turn)));
+            } else if let Some(Waiting { job, .. }) = state.overdue(Instant::now()).and_then(|at| state.take(at)) {
+                MutexGuard::unlocked(&mut state, || job(None));
             } else if state.phase == Phase::Over {
                 return;
+            } else if let Some(until) = state.waiting.iter().filter_map(|waiting| waiting.until).min() {
+                self.runnable.wait_until(&mut state, until);
             } else {
                 self.runnable.wait(&mut state);
             }
@@ -418,6 +419,12 @@ impl Turns {
                 None => self.driver.wait(&mut state),
             }
         }
+    }
+
+    /// Whether a turn in this mode is still waited for.
+    pub fn is_wanted(&self, mode: Mode) -> bool {
+        let state = self.state.lock();
+        !state.is_last() && state.wanted() >= Some(mode)
     }
 
     /// Begins a turn: the vault is open, and requests are carried out. Returns the turn's number.
@@ -581,18 +588,6 @@ impl Turns {
         }
         state.filled.values_mut().for_each(|has_pages| *has_pages = false);
         Some(mapped)
-    }
-
-    /// There is no turn, and will be none soon: waiting requests are carried out without one, and fail.
-    pub fn fail_waiting(self: &Arc<Self>) {
-        if self.state.lock().freezing == Freezing::Wanted {
-            self.thaw();
-        }
-        let failing = std::mem::take(&mut self.state.lock().waiting);
-        for Waiting { need, job } in failing {
-            let turn = self.begin_request(&mut self.state.lock(), Need { fills: None, ..need });
-            job(turn);
-        }
     }
 }
 

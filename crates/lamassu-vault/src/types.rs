@@ -212,7 +212,7 @@ pub enum VaultError {
     Frozen,
     /// Another host may have changed the vault since it was frozen.
     #[error(
-        "the freeze did not last: this host was out of touch with the server, and others may have changed the vault; do not use a copy that was made meanwhile"
+        "the freeze has ended too early: somebody thawed the vault, its mount ended, or this host was out of touch with the server; others may have changed the vault, so do not use a copy that was made meanwhile"
     )]
     FreezeLost,
     /// A name, record, link target or attribute does not open.

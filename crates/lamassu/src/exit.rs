@@ -107,7 +107,7 @@ codes! {
     AnchorServerRefuses = 68:
         "at the server, `lamassu-server host list` tells which vaults this host may use, and `host grant` changes that",
     SessionEnded = 69:
-        "unmount, and mount again; start a gateway or an export again; `thaw`, `snapshot`, `clone`: freeze again, and make another copy",
+        "unmount, and mount again; start a gateway or an export again; `freeze`, `thaw`, `snapshot`, `clone`: freeze again, and make another copy",
     Internal = 70: "this is a bug in lamassu: please report it with the command and this message",
     AnchorServerOlder = 71:
         "do not go on before it is known why: a backup of the server's state that was put back forgets what was \
@@ -373,9 +373,11 @@ fn control(error: &ControlError) -> Code {
         ControlError::Io { op: _, source } if source.raw_os_error() == Some(libc::ENOTCONN) => Code::Mountpoint,
         ControlError::NotPermitted => Code::Refused,
         ControlError::FreezeLost => Code::SessionEnded,
-        ControlError::AlreadyFrozen | ControlError::NotFrozen | ControlError::TooLong | ControlError::Io { .. } => {
-            Code::Other
-        }
+        ControlError::AlreadyFrozen
+        | ControlError::DatasetsChange
+        | ControlError::NotFrozen
+        | ControlError::TooLong
+        | ControlError::Io { .. } => Code::Other,
     }
 }
 

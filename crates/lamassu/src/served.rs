@@ -123,6 +123,7 @@ fn hindered(dir: &Path, error: ControlError) -> crate::fault::Error {
         ControlError::Io { op: _, source } => source.raw_os_error(),
         ControlError::NotMounted(_)
         | ControlError::AlreadyFrozen
+        | ControlError::DatasetsChange
         | ControlError::FreezeLost
         | ControlError::NotFrozen
         | ControlError::NotPermitted

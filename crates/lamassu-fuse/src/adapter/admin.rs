@@ -5,8 +5,8 @@
 
 use super::{Shared, errno_of, failed, guarded};
 use crate::control::{
-    self, Caller, LAMASSU_IOC_CALL, LAMASSU_IOC_FREEZE, LAMASSU_IOC_FREEZE_WHILE_OPEN, LAMASSU_IOC_STATUS,
-    LAMASSU_IOC_THAW, Status,
+    self, Caller, LAMASSU_IOC_CALL, LAMASSU_IOC_FREEZE, LAMASSU_IOC_FREEZE_LASTS, LAMASSU_IOC_FREEZE_WHILE_OPEN,
+    LAMASSU_IOC_STATUS, LAMASSU_IOC_THAW, LAMASSU_IOC_THAW_OWN, LAMASSU_IOC_THAW_TO_UNMOUNT, Status,
 };
 use fuser::{Errno, INodeNo, ReplyIoctl, ReplyLseek, Request};
 use lamassu_vault::{FileSystem, HandleId, Ino, ROOT, Sought, Whence};
@@ -20,6 +20,13 @@ use zeroize::Zeroizing;
 const STOP_AGAIN: Duration = Duration::from_millis(50);
 /// Bytes of a file that are looked through for data or a hole before it is asked whether the turn is to end.
 const SOUGHT_AT_ONCE: u64 = 64 << 20;
+
+/// What freezing and thawing share.
+#[derive(Default)]
+pub(super) struct Admin {
+    /// No freeze begins any more: the mount ends.
+    is_over: bool,
+}
 
 /// What an ioctl carries.
 pub(super) struct IoctlRequest<'a> {
@@ -35,7 +42,8 @@ impl<F: FileSystem> Shared<F> {
     pub(super) fn ioctl(self: &Arc<Self>, ino: Ino, caller: Caller, request: IoctlRequest<'_>, reply: ReplyIoctl) {
         let IoctlRequest { handle, command, input, out_size } = request;
         let known = match command {
-            LAMASSU_IOC_FREEZE | LAMASSU_IOC_FREEZE_WHILE_OPEN | LAMASSU_IOC_THAW | LAMASSU_IOC_STATUS => true,
+            LAMASSU_IOC_FREEZE | LAMASSU_IOC_FREEZE_WHILE_OPEN | LAMASSU_IOC_FREEZE_LASTS | LAMASSU_IOC_STATUS => true,
+            LAMASSU_IOC_THAW | LAMASSU_IOC_THAW_OWN | LAMASSU_IOC_THAW_TO_UNMOUNT => true,
             LAMASSU_IOC_CALL => self.calls.is_some(),
             _ => false,
         };
@@ -54,8 +62,11 @@ impl<F: FileSystem> Shared<F> {
             LAMASSU_IOC_CALL => self.call(caller, ino, input, out_size, reply),
             _ => self.aside("freeze", move |shared| {
                 let result = match command {
-                    LAMASSU_IOC_FREEZE => shared.freeze(handle, false),
-                    LAMASSU_IOC_FREEZE_WHILE_OPEN => shared.freeze(handle, true),
+                    LAMASSU_IOC_FREEZE => shared.freeze(None),
+                    LAMASSU_IOC_FREEZE_WHILE_OPEN => shared.freeze(Some(handle)),
+                    LAMASSU_IOC_FREEZE_LASTS => shared.own(handle).map(|_admin| *shared.freezer.lock() = None),
+                    LAMASSU_IOC_THAW_OWN => shared.own(handle).and_then(|admin| shared.thaw_locked(&admin)),
+                    LAMASSU_IOC_THAW_TO_UNMOUNT if shared.freezer.lock().is_some() => Err(libc::EBUSY),
                     _ => shared.thaw(),
                 };
                 match result {
@@ -95,13 +106,13 @@ impl<F: FileSystem> Shared<F> {
         }
     }
 
-    /// Waits for changes under way, then freezes below. EBUSY as FIFREEZE answers. The end of the open directory
-    /// `freezer` is that of the freeze, if it lasts only `while_open`. The kernel releases it after this request is
-    /// answered. From then on a freeze that has lasted while it was open can be made one that lasts until a thaw.
-    fn freeze(&self, freezer: HandleId, while_open: bool) -> Result<(), i32> {
-        let _admin = self.admin.lock();
-        if !while_open && self.freezer.lock().take_if(|lasting| *lasting == freezer).is_some() {
-            return Ok(());
+    /// Waits for changes under way, then freezes below. EBUSY as FIFREEZE answers, EAGAIN
+    /// if it cannot be frozen at this moment. The end of the open directory
+    /// `freezer` is that of the freeze. The kernel releases it after this request is answered.
+    fn freeze(&self, freezer: Option<HandleId>) -> Result<(), i32> {
+        let admin = self.admin.lock();
+        if admin.is_over {
+            return Err(libc::ENODEV);
         }
         // Changes that the gate holds back are carried out when it opens: not in a turn. So with turns they wait there.
         let by_turns = self.fs.hosts_take_turns();
@@ -114,21 +125,41 @@ impl<F: FileSystem> Shared<F> {
             errno_of(&error)
         })?;
         self.has_frozen_turns.store(by_turns, Ordering::SeqCst);
-        *self.freezer.lock() = while_open.then_some(freezer);
+        *self.freezer.lock() = freezer;
         tracing::info!("frozen");
         Ok(())
+    }
+
+    /// The right to end a freeze that lasts as long as this open directory. EINVAL if there is none: somebody has ended
+    /// it.
+    fn own(&self, freezer: HandleId) -> Result<MutexGuard<'_, Admin>, i32> {
+        loop {
+            // Somebody else may freeze by now, and wait for another host's thaw.
+            let admin = self.admin.try_lock_for(STOP_AGAIN);
+            match admin {
+                _ if *self.freezer.lock() != Some(freezer) => return Err(libc::EINVAL),
+                Some(admin) => return Ok(admin),
+                None => {}
+            }
+        }
     }
 
     /// EINVAL as FITHAW answers. The gate opens even if the file system below reports an error: waiting callers must go
     /// on. A freeze that is under way may wait for another host's thaw: it is told to fail.
     fn thaw(&self) -> Result<(), i32> {
+        self.thaw_and(|_| {})
+    }
+
+    /// `then` is called before another freeze can begin.
+    fn thaw_and(&self, then: impl FnOnce(&mut Admin)) -> Result<(), i32> {
         let mut has_stopped = false;
-        let admin = loop {
+        let mut admin = loop {
             if let Some(admin) = self.admin.try_lock_for(STOP_AGAIN) {
                 break admin;
             }
             has_stopped |= self.fs.stop_freezing();
         };
+        then(&mut admin);
         match self.thaw_locked(&admin) {
             Err(libc::EINVAL) if has_stopped => Ok(()),
             done => done,
@@ -137,19 +168,17 @@ impl<F: FileSystem> Shared<F> {
 
     /// An open directory is closed: ends the freeze that lasts as long as it.
     pub(super) fn thaw_with(self: &Arc<Self>, closed: HandleId) {
-        let is_its = move |shared: &Self| *shared.freezer.lock() == Some(closed);
-        if is_its(self) {
+        if *self.freezer.lock() == Some(closed) {
             // A thaw may wait for other requests.
             self.aside("thaw", move |shared| {
-                let admin = shared.admin.lock();
-                if is_its(shared) && shared.thaw_locked(&admin).is_ok() {
+                if shared.own(closed).and_then(|admin| shared.thaw_locked(&admin)).is_ok() {
                     tracing::warn!("thawed: the process that had frozen the mount has ended, or closed it");
                 }
             });
         }
     }
 
-    fn thaw_locked(&self, _admin: &MutexGuard<'_, ()>) -> Result<(), i32> {
+    fn thaw_locked(&self, _admin: &MutexGuard<'_, Admin>) -> Result<(), i32> {
         if !self.status().frozen {
             return Err(libc::EINVAL);
         }
@@ -166,6 +195,15 @@ impl<F: FileSystem> Shared<F> {
         guarded("thaw", || {
             if self.thaw().is_ok() {
                 tracing::warn!("thawed, in order to unmount");
+            }
+        });
+    }
+
+    /// The same at the end of the mount: a request to freeze may still wait for its thread.
+    pub(super) fn thaw_for_ever(&self) {
+        guarded("thaw", || {
+            if self.thaw_and(|admin| admin.is_over = true).is_ok() {
+                tracing::warn!("thawed: the mount has ended");
             }
         });
     }

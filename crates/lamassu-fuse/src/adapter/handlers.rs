@@ -456,7 +456,7 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
             CacheMode::WriteBack | CacheMode::Through => FopenFlags::FOPEN_CACHE_DIR | FopenFlags::FOPEN_KEEP_CACHE,
         };
         let caller = Caller::of(req);
-        self.0.look(ino.0, "opendir", move |s| match s.open_dir(ino.0, caller) {
+        self.0.look_into(ino.0, "opendir", move |s| match s.open_dir(ino.0, caller) {
             Ok(handle) => reply.opened(FileHandle(handle.0), how),
             Err(error) => reply.error(failed("opendir", &error)),
         });

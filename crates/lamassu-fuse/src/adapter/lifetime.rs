@@ -59,7 +59,7 @@ impl<F: FileSystem> Shared<F> {
     /// After the last request: thaws, carries out what waited (those changes were accepted), ends the threads, closes
     /// the file system.
     pub(super) fn finish(&self) {
-        self.thaw_for_unmount();
+        self.thaw_for_ever();
         self.fs.stop_turns();
         self.gate.stop();
         self.syncs.stop();

@@ -30,12 +30,13 @@ use crate::control::Calls;
 use crate::errno_of;
 use crate::options::{CacheMode, MountOptions};
 use crate::tuning::{DirtyLimits, Tuning};
+use admin::Admin;
 use counts::Counts;
 use descriptors::Descriptors;
 use fuser::{Errno, InitFlags, KernelConfig, Notifier};
 use gate::Gate;
-use lamassu_vault::turns::{Need, Use};
-use lamassu_vault::{Entry, FileSystem, HandleId, Ino, Result, VaultError};
+use lamassu_vault::turns::{Need, Use, run_in_both};
+use lamassu_vault::{Entry, FileSystem, HandleId, Ino, ROOT, Result, VaultError};
 use lifetime::Lifetime;
 use locks::LockWaits;
 use parking_lot::{Mutex, RwLock};
@@ -97,7 +98,7 @@ pub(crate) struct Shared<F> {
     /// Frozen although the gate is open: hosts take turns, and this one keeps its own.
     has_frozen_turns: AtomicBool,
     /// Serialises freeze and thaw.
-    admin: Mutex<()>,
+    admin: Mutex<Admin>,
     /// The open directory that a freeze lasts as long as; `None` for one that lasts until a thaw. Set with `admin`
     /// held.
     freezer: Mutex<Option<HandleId>>,
@@ -165,7 +166,7 @@ impl<F: FileSystem> Shared<F> {
             acls: AtomicBool::new(false),
             gate: Gate::default(),
             has_frozen_turns: AtomicBool::new(false),
-            admin: Mutex::new(()),
+            admin: Mutex::default(),
             freezer: Mutex::new(None),
             uses: Mutex::default(),
             descriptors: Descriptors::new(owner)?,
@@ -230,23 +231,20 @@ impl<F: FileSystem> Shared<F> {
     }
 
     /// Calls `job` with the turns that a request needs.
-    fn hold_turns(&self, about: About, need: Need, job: impl FnOnce([Option<Use>; 2]) + Send + 'static) {
-        let (first, second) = match about {
-            About::Content(number) => (None, self.fs.join_turns(number)),
-            About::Shown(ino) => (None, self.fs.turns_that_show(ino)),
-            About::Both(ino) => {
-                let (inner, outer) = (self.fs.join_turns(ino), self.fs.turns_that_show(ino));
-                let is_one = matches!((&inner, &outer), (Some(inner), Some(outer)) if Arc::ptr_eq(inner, outer));
-                (outer.filter(|_| !is_one), inner)
-            }
+    fn hold_turns(&self, about: About, need: Need, job: impl FnOnce(Vec<Use>) + Send + 'static) {
+        let turns = match about {
+            About::Content(number) => self.fs.join_turns(number),
+            About::Shown(ino) => self.fs.turns_that_show(ino),
+            About::Both(ino) => match (self.fs.turns_that_show(ino), self.fs.join_turns(ino)) {
+                (Some(outer), Some(inner)) if !Arc::ptr_eq(&outer, &inner) => {
+                    return run_in_both(outer, inner, need, Box::new(move |held| job(held.into())));
+                }
+                (outer, inner) => inner.or(outer),
+            },
         };
-        let then = move |held: Option<Use>| match second {
-            Some(turns) => turns.run(need, move |turn| job([Some(turn), held])),
-            None => job([None, held]),
-        };
-        match first {
-            Some(turns) => turns.run(need, move |turn| then(Some(turn))),
-            None => then(None),
+        match turns {
+            Some(turns) => turns.run(need, move |turn| job(vec![turn])),
+            None => job(Vec::new()),
         }
     }
 
@@ -279,7 +277,12 @@ impl<F: FileSystem> Shared<F> {
 
     /// The same for attributes.
     fn look_shown(self: &Arc<Self>, ino: Ino, op: &'static str, job: impl FnOnce(&Arc<Self>) + Send + 'static) {
-        self.in_turn(About::Shown(ino), Need::LOOK, move |shared| _ = shared.answer(op, || job(shared)));
+        self.in_turn(About::Shown(ino), to_look_at(ino), move |shared| _ = shared.answer(op, || job(shared)));
+    }
+
+    /// The same to open a directory.
+    fn look_into(self: &Arc<Self>, dir: Ino, op: &'static str, job: impl FnOnce(&Arc<Self>) + Send + 'static) {
+        self.in_turn(About::Content(dir), to_look_at(dir), move |shared| _ = shared.answer(op, || job(shared)));
     }
 
     /// Carries a change out now, or in the next turn, or after the thaw.
@@ -383,6 +386,11 @@ impl<F: FileSystem> Adapter<F> {
         }
         tracing::debug!(abi = ?config.kernel_abi(), missing = ?(wanted & !config.capabilities()), "FUSE handshake");
     }
+}
+
+/// What a request needs that opens a directory or shows attributes.
+fn to_look_at(ino: Ino) -> Need {
+    if ino == ROOT { Need::LOOK_AT_ROOT } else { Need::LOOK }
 }
 
 /// Runs a handler; a panic in it becomes a log line, and the dropped reply answers `EIO`.

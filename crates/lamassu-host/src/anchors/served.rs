@@ -27,10 +27,20 @@ const LEAVING: Duration = Duration::from_secs(20);
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
 /// A session by turns.
-pub(super) struct ByTurns {
-    turns: Arc<Turns>,
+pub(super) struct ByTurns<S = Turns, T = Turn> {
+    turns: Arc<S>,
     /// Its turn, before the turns' driver takes it and after the driver has ended.
-    turn: Option<Turn>,
+    turn: Option<T>,
+}
+
+/// Removes a session of a vault, unless another one has taken its place.
+fn remove_session<S, T>(
+    all: &mut HashMap<VaultId, ByTurns<S, T>>,
+    vault: &VaultId,
+    turns: &Arc<S>,
+) -> Option<ByTurns<S, T>> {
+    let is_it = all.get(vault).is_some_and(|known| Arc::ptr_eq(&known.turns, turns));
+    if is_it { all.remove(vault) } else { None }
 }
 
 impl ByTurns {
@@ -175,14 +185,25 @@ impl Anchors {
         self.shared.sessions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends the session of a vault that was closed, so that other hosts get it at once.
-    pub(crate) fn leave(&self, vault: &VaultId) {
+    /// Ends this session by turns of a vault, and no later one.
+    pub(crate) fn leave_turns(&self, vault: &VaultId, turns: &Arc<Turns>) {
+        self.leave_by_turns(vault, |all| remove_session(all, vault, turns));
+    }
+
+    fn leave_by_turns(&self, vault: &VaultId, remove: impl FnOnce(&mut HashMap<VaultId, ByTurns>) -> Option<ByTurns>) {
         let by_turns = {
-            let by_turns = self.turns().remove(vault);
+            let mut all = self.turns();
+            let by_turns = remove(&mut all);
+            // Before others see that it is gone.
             self.ending().extend(by_turns.iter().map(|by_turns| (*vault, Arc::downgrade(&by_turns.turns))));
             by_turns
         };
         by_turns.into_iter().for_each(ByTurns::leave);
+    }
+
+    /// Ends the session of a vault that was closed, so that other hosts get it at once.
+    pub(crate) fn leave(&self, vault: &VaultId) {
+        self.leave_by_turns(vault, |all| all.remove(vault));
         let of_it: Vec<_> = self.sessions().extract_if(.., |(of, _)| of == vault).collect();
         for table in of_it.into_iter().filter_map(|(_, table)| table.upgrade()) {
             if let Some(open) = self.opened().get_mut(vault) {
@@ -408,5 +429,23 @@ fn fault_of(error: &Error) -> Option<&ServerFault> {
     match error.innermost() {
         Error::Vault(VaultError::Anchor(AnchorError::Server { fault, .. })) => Some(fault),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whoever ends a session late ends none that has begun since.
+    #[test]
+    fn a_session_that_has_begun_since_is_not_ended() {
+        let (id, [first, second]) = (VaultId([7; 16]), [Arc::new(1), Arc::new(2)]);
+        let begun = |turns: &Arc<i32>| ByTurns::<i32, ()> { turns: turns.clone(), turn: None };
+        let mut all = HashMap::from([(id, begun(&first))]);
+        assert!(remove_session(&mut all, &id, &first).is_some_and(|by_turns| Arc::ptr_eq(&by_turns.turns, &first)));
+        assert!(remove_session(&mut all, &id, &first).is_none());
+        all.insert(id, begun(&second));
+        assert!(remove_session(&mut all, &id, &first).is_none());
+        assert!(all.get(&id).is_some_and(|by_turns| Arc::ptr_eq(&by_turns.turns, &second)), "it has gone, too");
     }
 }

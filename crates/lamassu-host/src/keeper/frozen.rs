@@ -11,39 +11,23 @@ use lamassu_format::header::{VaultHeader, VaultId};
 use lamassu_format::name;
 use lamassu_keys::{FileError, header_file};
 use lamassu_lease::Mode;
-use lamassu_rpc::host::Turn;
+use lamassu_rpc::host::{Turn, Turns};
 use lamassu_vault::VaultError;
 use lamassu_vault::anchor::is_dataset_of;
 use lamassu_vault::forest::{HeldDataset, ROOT_MEMBER};
 use std::collections::HashMap;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Arc;
 
 /// How often the store is listed while what was listed is gone when its header is read.
 const LISTINGS_MAX: u32 = 16;
-
-/// The dataset that is waited for.
-#[derive(Default)]
-pub(super) struct Holding(Mutex<Option<VaultId>>);
-
-impl Holding {
-    fn set(&self, dataset: Option<VaultId>) -> Option<VaultId> {
-        std::mem::replace(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner), dataset)
-    }
-
-    /// Waits no longer.
-    pub(super) fn stop(&self, anchors: &Anchors) {
-        if let Some(dataset) = self.set(None) {
-            anchors.leave(&dataset);
-        }
-    }
-}
 
 /// The lease of a dataset.
 struct Held {
     /// `None`: it is being dropped.
     turn: Option<Turn>,
+    turns: Arc<Turns>,
     dataset: VaultId,
     anchors: Anchors,
 }
@@ -65,36 +49,33 @@ impl Drop for Held {
             turn.keep(false);
             turn.pass();
         }
-        self.anchors.leave(&self.dataset);
+        self.anchors.leave_turns(&self.dataset, &self.turns);
     }
 }
 
-/// Takes the lease of a dataset in `around`; see [`lamassu_vault::forest::Opener::hold`].
+/// Takes the lease of a dataset in `around`, as long as it is wanted; see [`lamassu_vault::forest::Opener::hold`].
 ///
 /// # Errors
 /// Those of the server; [`VaultError::FreezeLost`] if it is not wanted.
 pub(super) fn hold_dataset(
     anchors: &Anchors,
-    holding: &Holding,
     (dataset, around): (&VaultId, &VaultId),
     is_wanted: &dyn Fn() -> bool,
 ) -> Result<Option<Box<dyn HeldDataset>>> {
     anchors.lies_in(dataset, around);
     let turns = match anchors.begin_turns(dataset) {
         Ok(turns) => turns,
-        Err(error) if is_not_at_server(&error) => return Ok(None),
+        Err(error) if is_not_at_server(&error) => {
+            tracing::warn!(%dataset, "a dataset is not frozen with the vault: the server does not have it, or it is not granted to this host");
+            return Ok(None);
+        }
         Err(error) => return Err(error),
     };
-    holding.set(Some(*dataset));
-    // Whoever stops it from here on ends this session.
-    let taken = match is_wanted() {
-        true => turns.take(Mode::Exclusive).map_err(Error::from),
-        false => Err(VaultError::FreezeLost.into()),
-    };
-    holding.set(None);
-    let turn = taken.inspect_err(|_| anchors.leave(dataset))?;
+    let taken = turns.take_while(Mode::Exclusive, is_wanted);
+    let taken = taken.map_err(Error::from).and_then(|turn| turn.ok_or_else(|| VaultError::FreezeLost.into()));
+    let turn = taken.inspect_err(|_| anchors.leave_turns(dataset, &turns))?;
     turn.keep(true);
-    Ok(Some(Box::new(Held { turn: Some(turn), dataset: *dataset, anchors: anchors.clone() })))
+    Ok(Some(Box::new(Held { turn: Some(turn), turns, dataset: *dataset, anchors: anchors.clone() })))
 }
 
 /// Whether hosts do not use it by turns: its anchor is not at the server.

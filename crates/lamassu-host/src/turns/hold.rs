@@ -1,31 +1,50 @@
 //! Turns for requests of commands.
 
-use crate::Result;
+use crate::{Error, Result};
 use lamassu_vault::forest::{Number, member_of, root_of};
-use lamassu_vault::turns::{Need, Turns, Use};
+use lamassu_vault::turns::{Need, TOGETHER, Turns, Use};
 use lamassu_vault::{EntryRef, FileSystem, Forest, Ino, Vault};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
+use std::time::Instant;
 
 /// Waits until this host holds the vault of an inode as a request needs it, and keeps it while the result is alive.
 /// `None`: it is not used by turns, or there will be no further turn. If no turn can be taken now, the result has no
 /// open vault.
 ///
 /// A thread that holds a vault must not wait for it again: the second wait may be for the next turn. If it holds
-/// several, then a vault before the datasets in it.
+/// several, then a vault before the datasets in it; and it does not keep the outer one for long while it waits for the
+/// inner one, which another host may have frozen.
 pub(crate) fn hold(forest: &Forest, ino: Ino, need: Need) -> Option<Use> {
-    held(forest.join_turns(ino)?, need)
+    held(&forest.join_turns(ino)?, need)
 }
 
 /// The same for the attributes of an inode.
 pub(crate) fn hold_shown(forest: &Forest, ino: Ino, need: Need) -> Option<Use> {
-    held(forest.turns_that_show(ino)?, need)
+    held(&forest.turns_that_show(ino)?, need)
 }
 
-fn held(turns: Arc<Turns>, need: Need) -> Option<Use> {
+fn held(turns: &Arc<Turns>, need: Need) -> Option<Use> {
+    wait_for(turns, need, None).ok()?
+}
+
+/// The dataset cannot be had soon.
+struct Late(Arc<Turns>);
+
+/// The same for who holds a vault around it.
+fn hold_inside(forest: &Forest, ino: Ino, need: Need) -> std::result::Result<Option<Use>, Late> {
+    let Some(turns) = forest.join_turns(ino) else { return Ok(None) };
+    wait_for(&turns, need, Some(Instant::now() + TOGETHER))
+}
+
+fn wait_for(turns: &Arc<Turns>, need: Need, until: Option<Instant>) -> std::result::Result<Option<Use>, Late> {
     let (given, got) = mpsc::sync_channel(1);
-    turns.run(need, move |held| drop(given.send(held)));
-    got.recv().ok()
+    turns.run_until(until, need, move |held| drop(given.send(held)));
+    match got.recv() {
+        Ok(None) => Err(Late(turns.clone())),
+        Ok(held) => Ok(held),
+        Err(_) => Ok(None),
+    }
 }
 
 /// Holds the vaults through which a plain path below the root of a member leads.
@@ -36,6 +55,21 @@ pub(crate) fn hold_along(forest: &Arc<Forest>, member: Number, path: &Path, need
     if !forest.hosts_take_turns() {
         return Ok(Vec::new());
     }
+    loop {
+        match try_along(forest, member, path, need)? {
+            Ok(held) => return Ok(held),
+            // Nothing else is held meanwhile.
+            Err(Late(turns)) => drop(held(&turns, need)),
+        }
+    }
+}
+
+fn try_along(
+    forest: &Arc<Forest>,
+    member: Number,
+    path: &Path,
+    need: Need,
+) -> Result<std::result::Result<Vec<Use>, Late>> {
     let mut at = member;
     let mut held: Vec<_> = hold(forest, root_of(at), need).into_iter().collect();
     let mut reached = PathBuf::new();
@@ -44,16 +78,19 @@ pub(crate) fn hold_along(forest: &Arc<Forest>, member: Number, path: &Path, need
         let entry = EntryRef::new(forest.clone(), forest.resolve_from(member, reached.as_os_str())?);
         if member_of(entry.ino()) != at {
             at = member_of(entry.ino());
-            held.extend(hold(forest, entry.ino(), need));
+            match hold_inside(forest, entry.ino(), need) {
+                Ok(inside) => held.extend(inside),
+                Err(late) => return Ok(Err(late)),
+            }
         }
     }
-    Ok(held)
+    Ok(Ok(held))
 }
 
 /// Holds the dataset at a path in the store of `above`, which the caller holds.
 ///
 /// # Errors
-/// Those of finding it.
+/// Those of finding it; [`Error::NoTurn`] if it cannot be had soon: the caller must let go of `above` first.
 pub(crate) fn hold_stored(
     forest: &Arc<Forest>,
     (member, above): (Number, &Vault),
@@ -65,5 +102,5 @@ pub(crate) fn hold_stored(
     }
     let plain = above.plain_path(stored)?;
     let entry = EntryRef::new(forest.clone(), forest.resolve_from(member, plain.as_os_str())?);
-    Ok(hold(forest, entry.ino(), need))
+    hold_inside(forest, entry.ino(), need).map_err(|_| Error::NoTurn)
 }

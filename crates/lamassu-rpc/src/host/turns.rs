@@ -125,11 +125,23 @@ impl Turns {
     /// [`lamassu_anchor::AnchorError::Server`]: `Unreachable` after a term of silence, `Ended` after [`Turns::leave`];
     /// those of the copy.
     pub fn take(self: &Arc<Self>, mode: Mode) -> Result<Turn> {
+        self.take_if(mode, None)?.ok_or_else(|| self.connection.error(ServerFault::Ended))
+    }
+
+    /// The same, as long as it is wanted, which is asked now and then: `None` after that.
+    ///
+    /// # Errors
+    /// As [`Turns::take`].
+    pub fn take_while(self: &Arc<Self>, mode: Mode, is_wanted: &dyn Fn() -> bool) -> Result<Option<Turn>> {
+        self.take_if(mode, Some(is_wanted))
+    }
+
+    fn take_if(self: &Arc<Self>, mode: Mode, is_wanted: Option<&dyn Fn() -> bool>) -> Result<Option<Turn>> {
         let copy = &mut *self.copy.lock();
         let mut sessions = 1;
         loop {
             let attended = self.attended.lock().clone();
-            let error = match self.take_by(&attended, copy, mode) {
+            let error = match self.take_by(&attended, copy, (mode, is_wanted)) {
                 Ok(turn) => return Ok(turn),
                 Err(error) => error,
             };
@@ -148,15 +160,20 @@ impl Turns {
         }
     }
 
-    fn take_by(self: &Arc<Self>, attended: &Attended, copy: &mut Copy, mode: Mode) -> Result<Turn> {
-        let session = attended.take(mode)?;
+    fn take_by(
+        self: &Arc<Self>,
+        attended: &Attended,
+        copy: &mut Copy,
+        (mode, is_wanted): (Mode, Option<&dyn Fn() -> bool>),
+    ) -> Result<Option<Turn>> {
+        let Some(session) = attended.take_while(mode, is_wanted)? else { return Ok(None) };
         let table = patiently(attended.patience(), || copy.bring_up_to_date(&session, self.vault, &self.file));
         let (table, changed) = table.inspect_err(|_| session.give_back())?;
         let (head, takes_over) = (session.head, session.takes_over);
         let mode = session.mode().unwrap_or(mode);
         let table = Arc::new(Mirrored::of(session, table));
         copy.last = Arc::downgrade(&table);
-        Ok(Turn { table, takes_over, head, changed, mode, _turns: self.clone() })
+        Ok(Some(Turn { table, takes_over, head, changed, mode, _turns: self.clone() }))
     }
 
     /// Makes a request about locks in the session of the moment; no turn is needed. `done` is told how it ends, maybe

@@ -20,7 +20,7 @@ fn datasets_in(lab: &Lab, dir: &str) -> Vec<String> {
     found.map(|entry| format!("{dir}/{}", entry.file_name().to_str().unwrap())).collect()
 }
 
-fn the_dataset_in(lab: &Lab, dir: &str) -> String {
+pub(crate) fn the_dataset_in(lab: &Lab, dir: &str) -> String {
     let [dataset] = &datasets_in(lab, dir)[..] else { panic!("not one dataset in {dir}") };
     dataset.clone()
 }

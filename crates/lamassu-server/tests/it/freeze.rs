@@ -1,11 +1,14 @@
 //! `freeze` and `thaw` of a vault that several hosts have mounted by turns.
 
 use crate::common::*;
+use crate::datasets::the_dataset_in;
 use crate::shared::{listed, mount, shared, unmounted_and_checked, until};
-use std::fs;
+use std::fs::{self, File};
+use std::ops::Range;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
-use std::process::Command;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
 use std::thread::{JoinHandle, sleep, spawn};
 use std::time::Duration;
 
@@ -275,4 +278,163 @@ fn snapshots_and_clones_are_made_of_a_shared_mount() {
         a.run(&format!("check store/{copy}")).ok();
     }
     unmounted_and_checked(&lab, &[a, b, c]);
+}
+
+/// Files of a vault that is copied: so many that a copy is not over as soon as it has begun.
+const FILES: usize = 300;
+
+/// A snapshot that has frozen the vault, and whose process stands still then.
+fn stopped_snapshot(host: Host<'_>) -> Child {
+    let dir = host.lab.path("store/s");
+    loop {
+        let mut made = host.command().args(["snapshot", "store/v", "store/s"]).spawn().unwrap();
+        // Nothing is made before the vault is frozen.
+        while !dir.exists() {
+            assert!(made.try_wait().unwrap().is_none(), "no snapshot");
+        }
+        kill(made.id(), "-STOP");
+        let is_stopped = || {
+            let stat = fs::read_to_string(format!("/proc/{}/stat", made.id())).unwrap();
+            stat.rsplit_once(") ").unwrap().1.starts_with('T')
+        };
+        until("it stands still", is_stopped);
+        if !dir.join("lamassu.vault").exists() {
+            return made;
+        }
+        // Too late.
+        kill(made.id(), "-CONT");
+        made.wait().unwrap();
+        fs::remove_dir_all(&dir).unwrap();
+    }
+}
+
+#[track_caller]
+fn goes_on(mut made: Child, code: i32, lab: &Lab) {
+    kill(made.id(), "-CONT");
+    assert_eq!(made.wait().unwrap().code(), Some(code));
+    assert_eq!(lab.path("store/s").exists(), code == 0);
+}
+
+/// A snapshot that was not frozen until its end is taken away, whatever became of the vault.
+#[test]
+fn a_snapshot_whose_freeze_has_ended_is_none() {
+    let lab = Lab::new();
+    let [a, b, c] = shared(&lab);
+    let id = a.id("store/v");
+    fs::create_dir(a.file("d")).unwrap();
+    for n in 0..FILES {
+        fs::write(a.file(&format!("d/{n}")), "of a").unwrap();
+    }
+    // Thawed by somebody.
+    let made = stopped_snapshot(a);
+    thaw(a).ok();
+    fs::write(b.file("meanwhile"), "of b").unwrap();
+    goes_on(made, 69, &lab);
+    // And frozen again: that freeze is not the snapshot's.
+    let made = stopped_snapshot(a);
+    thaw(a).ok();
+    fs::write(b.file("meanwhile"), "of b, too").unwrap();
+    freeze(a);
+    goes_on(made, 69, &lab);
+    thaw(a).ok();
+    // Lost, and somebody else was told.
+    let made = stopped_snapshot(a);
+    lab.serve(&["host", "grant", "--not", "@a", &format!("@{id}")]).ok();
+    fs::write(b.file("meanwhile"), "of b once more").unwrap();
+    thaw(a).code(69);
+    lab.grant(a, &id);
+    goes_on(made, 69, &lab);
+    // The mount is in use by it.
+    let made = stopped_snapshot(a);
+    a.run("umount m-a").code(10);
+    goes_on(made, 0, &lab);
+    fs::remove_dir_all(lab.path("store/s")).unwrap();
+    // The daemon is killed.
+    let made = stopped_snapshot(a);
+    kill(a.daemon(), "-KILL");
+    fs::write(b.file("meanwhile"), "after a was killed").unwrap();
+    goes_on(made, 69, &lab);
+    let _ = Command::new("umount").arg("-l").arg(a.file("")).output();
+    mount(a);
+    unmounted_and_checked(&lab, &[a, b, c]);
+}
+
+/// Asks a root that is open to freeze. Returns the error.
+fn asked_to_freeze(root: File) -> JoinHandle<Option<i32>> {
+    const FREEZE_WHILE_OPEN: libc::Ioctl = 0xf54f;
+    spawn(move || {
+        // SAFETY: the descriptor is open; the request carries no argument.
+        let frozen = unsafe { libc::ioctl(root.as_raw_fd(), FREEZE_WHILE_OPEN, 0) };
+        (frozen < 0).then(|| std::io::Error::last_os_error().raw_os_error()).flatten()
+    })
+}
+
+/// Waits for a command that must not wait for other hosts.
+#[track_caller]
+fn ends(host: Host<'_>, line: &str, code: i32) {
+    let mut command = host.command().args(line.split(' ')).spawn().unwrap();
+    until(line, || command.try_wait().unwrap().is_some());
+    assert_eq!(command.wait().unwrap().code(), Some(code), "{line}");
+}
+
+/// Another host has frozen the vault that a freeze waits for: it is given up all the same, and so is the mount.
+#[test]
+fn a_freeze_that_waits_for_a_frozen_vault_can_be_given_up() {
+    let lab = Lab::new();
+    let [a, b, c] = shared(&lab);
+    let roots = [File::open(b.file("")).unwrap(), File::open(b.file("")).unwrap()];
+    let daemon = b.daemon();
+    freeze(a);
+    let [first, second] = roots;
+    let freezing = asked_to_freeze(first);
+    ends(b, "key rotate --outer m-b", 28);
+    ends(b, "dataset create m-b/none", 28);
+    assert!(!freezing.is_finished());
+    ends(b, "thaw m-b", 0);
+    assert_eq!(freezing.join().unwrap(), Some(libc::EOWNERDEAD));
+    let freezing = asked_to_freeze(second);
+    ends(b, "key rotate --outer m-b", 28);
+    kill(daemon, "-TERM");
+    assert!(freezing.join().unwrap().is_some());
+    until("the daemon ends", || !Path::new(&format!("/proc/{daemon}")).exists());
+    // It was frozen until now.
+    thaw(a).ok();
+    mount(b);
+    fs::write(c.file("f"), "goes on").unwrap();
+    assert_eq!(fs::read_to_string(b.file("f")).unwrap(), "goes on");
+    unmounted_and_checked(&lab, &[a, b, c]);
+}
+
+/// A dataset that is mounted alone on another host, and frozen there: who needs it with the vault around it does not
+/// keep that from others.
+#[test]
+fn a_frozen_dataset_holds_nobody_up_in_the_vault_around_it() {
+    let lab = Lab::new();
+    let [a, b, c] = shared(&lab);
+    a.run("dataset create m-a/p").ok();
+    let dataset = the_dataset_in(&lab, "store/v");
+    c.umount().ok();
+    c.run(&format!("mount --shared --anchor {} {dataset} m-c", lab.url())).ok();
+    freeze(c);
+    let inside = a.file("p");
+    let changing = spawn(move || fs::set_permissions(inside, fs::Permissions::from_mode(0o711)));
+    let writes = |rounds: Range<u32>| {
+        for round in rounds {
+            sleep(Duration::from_millis(300));
+            b.write("f", &round.to_string()).unwrap();
+        }
+    };
+    writes(0..3);
+    // Re-keying seals the slot of the dataset again.
+    a.run("key rotate --outer m-a").ok();
+    let mut rekeying = a.command().args(["rekey", "--outer", "m-a"]).spawn().unwrap();
+    writes(3..9);
+    assert!(!changing.is_finished() && rekeying.try_wait().unwrap().is_none());
+    assert_eq!(lab.metric("sessions_held_on_total"), 0.0);
+    thaw(c).ok();
+    changing.join().unwrap().unwrap();
+    assert!(rekeying.wait().unwrap().success());
+    assert_eq!(fs::metadata(b.file("p")).unwrap().permissions().mode() & 0o777, 0o711);
+    assert_eq!(fs::read_to_string(a.file("f")).unwrap(), "8");
+    hosts_are_done(&lab, &[a, b, c]);
 }

@@ -161,13 +161,13 @@ impl FileSystem for Forest {
         self.unload(ROOT_MEMBER).map(drop)
     }
 
-    // All vaults that are open; none is opened until the thaw. `EBUSY` while one is loaded, unloaded or destroyed.
+    // All vaults that are open; none is opened until the thaw. `EAGAIN` while one is loaded, unloaded or destroyed.
     fn freeze(&self) -> Result<()> {
         if self.hosts_take_turns() {
             return self.freeze_turns();
         }
         // Does not wait: unloading waits for requests of the kernel, which a front-end holds back while it freezes.
-        let Some(_one) = self.changing.try_lock() else { return Err(errno("freeze", libc::EBUSY)) };
+        let Some(_one) = self.changing.try_lock() else { return Err(errno("freeze", libc::EAGAIN)) };
         self.frozen.store(true, Ordering::Release);
         drop(self.opens.write());
         self.each_loaded(Vault::freeze).inspect_err(|_| {

@@ -95,7 +95,7 @@ impl Forest {
     /// As [`crate::FileSystem::freeze`].
     pub(super) fn freeze_turns(&self) -> Result<()> {
         // Does not wait: see there.
-        let Some(_one) = self.changing.try_lock() else { return Err(errno("freeze", libc::EBUSY)) };
+        let Some(_one) = self.changing.try_lock() else { return Err(errno("freeze", libc::EAGAIN)) };
         self.kept.lock().state = State::Taking;
         let done = self.take_all().and_then(|()| {
             let kept = &mut *self.kept.lock();
@@ -249,7 +249,7 @@ impl Forest {
         true
     }
 
-    fn release(&self, Kept { members, held, state }: Kept) {
+    fn release(&self, Kept { members, held, state: _ }: Kept) {
         self.frozen.store(false, Ordering::Release);
         // Before their turns may end.
         for vault in members.iter().filter_map(Weak::upgrade) {
@@ -259,16 +259,11 @@ impl Forest {
         for by_turns in self.slots().iter().filter_map(|slot| slot.by_turns()) {
             by_turns.turns.thaw();
         }
-        let waits = state == State::Taking;
-        if held.is_empty() && !waits {
+        if held.is_empty() {
             return;
         }
         // A session that ends may wait for the server: who drives turns does not.
-        let opener = self.opener.clone();
         let leave = move || {
-            if waits {
-                opener.stop_holding();
-            }
             let held = parking_lot::Mutex::new(held);
             std::thread::scope(|scope| {
                 for _ in 0..LEAVING.min(held.lock().len()) {

@@ -121,8 +121,7 @@ pub trait Opener: Send + Sync {
         Ok(Vec::new())
     }
     /// Keeps other hosts from changing a dataset that takes no turns here. It lies in `around`. `None`: hosts do not
-    /// use it by turns. Waits for those that have it, until [`Opener::stop_holding`]. `is_wanted` is asked when that
-    /// would end the wait.
+    /// use it by turns. Waits for those that have it, as long as it `is_wanted`.
     ///
     /// # Errors
     /// Those of the server; [`VaultError::FreezeLost`] if it is not wanted.
@@ -134,8 +133,6 @@ pub trait Opener: Send + Sync {
         let _ = (dataset, around, is_wanted);
         Ok(None)
     }
-    /// [`Opener::hold`] waits no longer.
-    fn stop_holding(&self) {}
     /// Starts taking turns with a dataset. Returns where requests wait for them, and the locks of programs.
     ///
     /// # Errors
@@ -506,11 +503,8 @@ impl Forest {
     fn root_attr(&self, slot: &KnownMember) -> Result<Attr> {
         let attr = match slot.loaded() {
             _ if slot.number != ROOT_MEMBER && self.hosts_take_turns() => self.dataset_root_attr(slot)?,
-            Some(vault) if slot.number == ROOT_MEMBER => self.root_or_as_last_known(vault.getattr(ROOT, None))?,
+            _ if self.hosts_take_turns() => self.mounts_root_attr()?,
             Some(vault) => vault.getattr(ROOT, None)?,
-            None if slot.number == ROOT_MEMBER && self.hosts_take_turns() => {
-                self.root_or_as_last_known(Err(self.not_open(ROOT_MEMBER)))?
-            }
             None => {
                 let attr = slot.backing_attr()?;
                 let row = self.entry_row(slot)?;

@@ -304,13 +304,24 @@ impl Forest {
     /// Opens the root of the whole. While this host can have no turn the handle is for requests to the daemon alone:
     /// the kernel permitted the open by attributes that may be outdated, so it never lists anything.
     pub(super) fn root_opened(&self, vault: Result<Arc<Vault>>) -> Result<HandleId> {
-        let opened = vault.and_then(|vault| vault.open_dir_now(ROOT));
-        let Some(by_turns) = self.by_turns(ROOT_MEMBER).filter(|_| opened.is_err()) else { return opened };
-        match (&*by_turns.left.read(), self.root.loaded()) {
+        let Some(by_turns) = self.by_turns(ROOT_MEMBER) else { return vault?.open_dir_now(ROOT) };
+        // Held: so the turn does not end meanwhile.
+        let left = by_turns.left.read();
+        match (&*left, self.root.loaded()) {
             (Some(left), _) => Ok(left.lock().open_for_requests()),
-            (None, Some(vault)) => Ok(vault.open_for_requests()),
-            (None, None) => opened,
+            (None, Some(vault)) => vault.open_dir_now(ROOT).or_else(|_| Ok(vault.open_for_requests())),
+            (None, None) => Err(self.not_open(ROOT_MEMBER)),
         }
+    }
+
+    /// The root's attributes. This may be asked without a turn, while one begins or ends.
+    pub(super) fn mounts_root_attr(&self) -> Result<Attr> {
+        let not_open = || Err(self.not_open(ROOT_MEMBER));
+        let Some(by_turns) = self.by_turns(ROOT_MEMBER) else { return not_open() };
+        // Held: so the turn does not end meanwhile.
+        let left = by_turns.left.try_read().filter(|left| left.is_none());
+        let vault = left.as_ref().and_then(|_| self.root.loaded());
+        self.root_or_as_last_known(vault.map_or_else(not_open, |vault| vault.getattr(ROOT, None)))
     }
 
     /// The root's attributes, as they were last read if they cannot be read now. Only these are answered without a

@@ -1,7 +1,7 @@
 //! Threads that carry out waiting requests, and the end of all turns.
 
 use super::freeze::Freezing;
-use super::{Phase, State, Turns};
+use super::{Need, Phase, State, Turns, Waiting};
 use parking_lot::MutexGuard;
 use std::io;
 use std::sync::Arc;
@@ -51,6 +51,18 @@ impl Turns {
         self.state.lock().is_retired = true;
         self.thaw();
         self.wait_until_over(self.state.lock());
+    }
+
+    /// There is no turn, and will be none soon: waiting requests are carried out without one, and fail.
+    pub fn fail_waiting(self: &Arc<Self>) {
+        if self.state.lock().freezing == Freezing::Wanted {
+            self.thaw();
+        }
+        let failing = std::mem::take(&mut self.state.lock().waiting);
+        for Waiting { need, job, .. } in failing {
+            let turn = self.begin_request(&mut self.state.lock(), Need { fills: None, ..need });
+            job(Some(turn));
+        }
     }
 
     fn wait_until_over(&self, mut state: MutexGuard<'_, State>) {

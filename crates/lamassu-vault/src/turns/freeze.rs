@@ -19,10 +19,9 @@ impl State {
         self.freezing == Freezing::Yes
     }
 
-    /// Whether a request waits for the thaw. Pages that are read may be written later: the kernel writes them back
-    /// after the thaw.
+    /// Whether a request waits for the thaw.
     pub fn holds_back(&self, need: Need) -> bool {
-        self.is_frozen() && need.mode == Mode::Change && need.fills.is_none()
+        self.is_frozen() && need.changes()
     }
 }
 
@@ -43,6 +42,7 @@ impl Turns {
         }
         self.freeze_now(&mut state);
         self.driver.notify_all();
+        self.runnable.notify_all();
         self.quiet.wait_while(&mut state, |state| match state.freezing {
             Freezing::Wanted => true,
             Freezing::Yes => state.changers > 0,

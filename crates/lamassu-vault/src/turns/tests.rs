@@ -265,3 +265,78 @@ fn a_turn_knows_whether_it_changed_something_until_the_next_one() {
     turns.begin(Mode::Look);
     assert!(!turns.is_changing());
 }
+
+/// A freeze waits for changes under way, and for nothing that goes on while it is frozen.
+#[test]
+fn reading_pages_of_a_file_that_may_be_written_delays_no_freeze() {
+    let turns = Turns::new();
+    turns.begin(Mode::Change);
+    let reading = turns.enter(Need::read_pages(1, true)).expect("a turn to change");
+    let changing = turns.enter(Need::CHANGE).unwrap();
+    let freezing = spawn({
+        let turns = turns.clone();
+        move || turns.freeze(|| true)
+    });
+    while !turns.is_frozen() {
+        std::thread::yield_now();
+    }
+    assert!(!freezing.is_finished());
+    let more = turns.enter(Need::read_pages(2, true)).expect("pages are read while it is frozen");
+    assert!(turns.enter(Need::CHANGE).is_none());
+    drop(changing);
+    assert!(freezing.join().unwrap());
+    drop((reading, more));
+    turns.thaw();
+    assert_eq!(turns.state.lock().changers, 0);
+}
+
+/// The request that gives a freeze up comes through the root, before or after the freeze began to wait.
+#[test]
+fn the_root_waits_for_no_turn_that_a_freeze_waits_for() {
+    let turns = Turns::new();
+    let runner = runner(&turns);
+    let (done, all_done) = mpsc::channel();
+    turns.run(Need::LOOK, |_| {});
+    turns.run(Need::LOOK_AT_ROOT, move |_| done.send(()).unwrap());
+    assert!(turns.enter(Need::LOOK_AT_ROOT).is_none() && all_done.try_recv().is_err(), "no freeze waits");
+    let freezing = spawn({
+        let turns = turns.clone();
+        move || turns.freeze(|| true)
+    });
+    all_done.recv().unwrap();
+    drop(turns.enter(Need::LOOK_AT_ROOT).expect("a freeze waits"));
+    assert!(turns.enter(Need::LOOK).is_none() && turns.is_wanted(Mode::Change));
+    turns.thaw();
+    assert!(!freezing.join().unwrap());
+    assert!(turns.enter(Need::LOOK_AT_ROOT).is_none());
+    // The exclusive turn is not wanted any more.
+    assert!(turns.is_wanted(Mode::Look) && !turns.is_wanted(Mode::Change));
+    turns.will_stop();
+    assert!(!turns.is_wanted(Mode::Look));
+    turns.over();
+    runner.join().unwrap();
+}
+
+/// A request that needs turns of a vault and of a dataset in it gives the vault up, so that its turn can end, and is
+/// carried out when there are both.
+#[test]
+fn a_turn_is_not_kept_for_a_dataset_that_cannot_be_had() {
+    let [outer, inner] = [Turns::new(), Turns::new()];
+    let runners = [runner(&outer), runner(&inner)];
+    let (done, all_done) = mpsc::channel();
+    let number = outer.begin(Mode::Change);
+    run_in_both(outer.clone(), inner.clone(), Need::CHANGE, Box::new(move |_| done.send(()).unwrap()));
+    outer.recall(number);
+    outer.stop_requests();
+    assert_eq!(outer.end(), None);
+    assert!(all_done.try_recv().is_err());
+    assert_eq!((outer.state.lock().wanted(), inner.wanted()), (None, Some(Mode::Change)));
+    // It waits for the outer one first.
+    inner.begin(Mode::Change);
+    assert_eq!(outer.wanted(), Some(Mode::Change));
+    outer.begin(Mode::Change);
+    all_done.recv().unwrap();
+    outer.over();
+    inner.over();
+    runners.into_iter().for_each(|runner| runner.join().unwrap());
+}

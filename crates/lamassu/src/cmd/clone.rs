@@ -221,20 +221,10 @@ impl Quiet {
 }
 
 impl Quiet {
-    /// Thaws. Returns whether nobody else can have written meanwhile.
-    fn thaw(&mut self) -> bool {
-        let Quiet::Frozen(root, mountpoint) = self else { return true };
-        match root.take().map_or(Ok(()), |root| root.thaw()) {
-            Ok(()) => true,
-            Err(ControlError::FreezeLost) => false,
-            Err(error) => {
-                output::say(format_args!(
-                    "lamassu: warning: {0} could not be thawed: {error}; run `lamassu thaw {0}`",
-                    mountpoint.display()
-                ));
-                true
-            }
-        }
+    /// Thaws. After any error others may have written meanwhile.
+    fn thaw(&mut self) -> std::result::Result<(), ControlError> {
+        let Quiet::Frozen(root, _) = self else { return Ok(()) };
+        root.take().map_or(Ok(()), |root| root.thaw_own())
     }
 }
 
@@ -244,13 +234,18 @@ impl copying::Quiet for Quiet {
     }
 
     fn end(mut self) -> lamassu_host::Result<()> {
-        if self.thaw() { Ok(()) } else { Err(VaultError::FreezeLost.into()) }
+        self.thaw().map_err(|_| VaultError::FreezeLost.into())
     }
 }
 
 impl Drop for Quiet {
     fn drop(&mut self) {
-        self.thaw();
+        let thawed = self.thaw();
+        if let Quiet::Frozen(_, mountpoint) = self
+            && let Err(error @ (ControlError::Io { .. } | ControlError::NotPermitted)) = thawed
+        {
+            output::say(format_args!("lamassu: warning: {} could not be thawed: {error}", mountpoint.display()));
+        }
     }
 }
 

@@ -115,10 +115,11 @@ fn thaw(mount: &Mount) -> Option<Child> {
 /// What that process does: its standard input is the root of the mount.
 fn thaw_given() -> Result<()> {
     let root = Root::open(Path::new("/proc/self/fd/0"))?;
-    if root.status()?.frozen {
-        root.thaw()?;
+    // Also a freeze that waits for another host.
+    match root.thaw() {
+        Err(ControlError::NotFrozen) => Ok(()),
+        thawed => Ok(thawed?),
     }
-    Ok(())
 }
 
 /// Whether a process fails, in the time there is.
@@ -182,6 +183,7 @@ fn settle(ui: &Ui, given: &Path, path: &Path, is_ours: bool) -> Result<Option<St
         Written::Kept(failed) => return Err(Fault::Unwritten { path: path.into(), failed }.into()),
         Written::NotAllowed(error) => return Err(error),
         Written::NotOurs => return Err(Fault::NotAMount { path: given.into() }.into()),
+        Written::InUse => return Err(Fault::MountBusy { path: path.into() }.into()),
         Written::Lost(failed) => ui.warn(format_args!(
             "what was written to {} and not synced is lost: {}; programs were told when they synced or closed the file, or not at all",
             path.display(),
@@ -230,6 +232,8 @@ enum Written {
     NotOurs,
     /// There is no daemon any more: it had what was not in the store by then.
     Gone,
+    /// A command has frozen the mount as long as it has a directory open there.
+    InUse,
     /// The daemon does not do it for this user, who may not unmount either.
     NotAllowed(crate::fault::Error),
     /// The daemon cannot be asked.
@@ -245,7 +249,9 @@ fn settled(mountpoint: &Path, is_ours: bool) -> (Option<Status>, Written) {
         Err(error) => return (None, unanswered(mountpoint, AskError::Transport(error))),
     };
     // What the kernel writes back would wait for a thaw. Not frozen is what a mount normally is.
-    let _ = root.thaw();
+    if let Err(ControlError::AlreadyFrozen) = root.thaw_to_unmount() {
+        return (None, Written::InUse);
+    }
     let status = crate::control::claimed_status(&root).ok();
     // With files open the kernel may have more to write without end, and unmounting fails anyhow. Closing a file hands
     // over what is cached of it.

@@ -21,7 +21,7 @@ use lamassu_format::header::VaultId;
 use lamassu_lease::client::{Client, Op};
 use lamassu_lease::locks::{Asked, Outcome};
 use lamassu_lease::{Call, Mode, Object, RequestNo, SessionId, Terms};
-use parking_lot::{Condvar, Mutex, RwLock};
+use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -37,6 +37,8 @@ const LEAVING: Duration = Duration::from_secs(2);
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(3);
 /// The longest wait before the clock is read again.
 const LOOK_AT_CLOCK: Duration = Duration::from_secs(1);
+/// How often to ask whether the vault is still wanted.
+const LOOK_IF_WANTED: Duration = Duration::from_millis(100);
 /// How long a program waits for the answer when it unlocks or no longer wants a lock.
 const ANSWERED_IN: Duration = Duration::from_secs(1);
 /// Minimum time between two log lines about the same rule.
@@ -234,7 +236,13 @@ impl Attended {
     /// # Errors
     /// [`ServerFault::Ended`]; [`ServerFault::Unreachable`] after a term of silence.
     pub(super) fn take(&self, mode: Mode) -> Result<Session> {
+        self.take_while(mode, None)?.ok_or_else(|| self.0.connection.error(ServerFault::Ended))
+    }
+
+    /// The same, as long as it is wanted: `None` after that. What the server grants then is released at once.
+    pub(super) fn take_while(&self, mode: Mode, is_wanted: Option<&dyn Fn() -> bool>) -> Result<Option<Session>> {
         let (shared, state) = (&self.0, &mut self.0.state.lock());
+        let look_again = if is_wanted.is_some() { LOOK_IF_WANTED } else { LOOK_AT_CLOCK };
         while state.given.is_some() && !state.is_lost && !state.is_leaving {
             shared.changed.wait(state);
         }
@@ -248,22 +256,34 @@ impl Attended {
             if state.is_lost || state.is_leaving {
                 break Err(ServerFault::Ended);
             }
+            // First: it may be granted meanwhile.
+            let is_wanted = is_wanted.is_none_or(|is_wanted| MutexGuard::unlocked(state, is_wanted));
             if let Some(given) = state.given.filter(|given| given.op == op) {
-                break Ok(given);
+                break Ok(Some(given));
+            }
+            if !is_wanted {
+                break Ok(None);
             }
             let heard = state.client.good_until().0.saturating_sub(shared.terms.stop().0);
             if asked.0.max(heard) + shared.terms.term().0 <= clock::now().0 {
                 break Err(ServerFault::Unreachable { detail: "the vault was not granted in time".into() });
             }
-            shared.changed.wait_for(state, LOOK_AT_CLOCK);
+            shared.changed.wait_for(state, look_again);
         };
         state.asked = None;
-        let given = given.map_err(|fault| {
+        if !matches!(given, Ok(Some(_))) {
             let dos = state.client.give_back(op, VAULT, clock::now());
             shared.carry_out(state, dos);
-            shared.connection.error(fault)
-        })?;
-        Ok(Session { shared: shared.clone(), op, _ends: None, head: state.head, takes_over: given.takes_over })
+        }
+        let given = given.map_err(|fault| shared.connection.error(fault))?;
+        let session = |Given { op, takes_over }| Session {
+            shared: shared.clone(),
+            op,
+            _ends: None,
+            head: state.head,
+            takes_over,
+        };
+        Ok(given.map(session))
     }
 
     /// Makes a request about locks. Returns its number, with which it can be cancelled; `None`: the caller was told.
