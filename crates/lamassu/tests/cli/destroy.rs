@@ -172,6 +172,35 @@ fn a_vault_in_use_is_not_destroyed() {
     b.run("ls v").ok();
 }
 
+/// A restore that was cut off leaves a header that opens, where the next destruction has to find it; and none of its
+/// links leads that to the header in place.
+#[test]
+fn what_a_restore_left_after_a_destruction_is_erased() {
+    let b = Bench::new();
+    vault(&b);
+    b.run("key backup v copy").ok();
+    let old = wrapped(&b.path("v/lamassu.vault"));
+    b.run("key destroy --yes v").ok();
+    let holds_keys = || {
+        let files = std::fs::read_dir(b.path("v")).unwrap().map(|file| file.unwrap().path());
+        files.filter(|path| path.is_file()).any(|path| found(&old, &std::fs::read(&path).unwrap()) > 0)
+    };
+    assert!(!holds_keys());
+    let (mut left, mut linked) = (0, 0);
+    for (call, n) in ["rename", "fsync", "link", "linkat", "unlink"].iter().flat_map(|c| (1..8).map(move |n| (*c, n))) {
+        let step = format!("{call} {n}");
+        killed_at(&b, "key restore copy v", call, n);
+        let is_restored = b.run("ls v").code == 0;
+        left += usize::from(!is_restored && holds_keys());
+        linked += usize::from(!is_restored && b.path("v/lamassu.vault.replaced").exists());
+        let again = b.run("key destroy --yes v");
+        assert!([0, 52].contains(&again.code), "{step}: {}", again.err);
+        assert!(!holds_keys(), "{step}");
+        b.run("ls v").code(52);
+    }
+    assert!(left > 1 && linked > 1, "{left} {linked}");
+}
+
 /// Killed before each of its system calls that change anything: the vault is whole then, or the next run finishes.
 #[test]
 fn a_kill_at_any_step_leaves_it_whole_or_to_be_finished() {
@@ -187,10 +216,15 @@ fn a_kill_without_a_receipt_too() {
 
 /// Runs a line that is killed at the nth of some system call.
 pub fn killed_at(b: &Bench, line: &str, call: &str, n: usize) -> Ran {
+    injected_at(b, line, call, n, "signal=KILL")
+}
+
+/// Runs a line whose nth system call of some kind goes as strace(1) is told.
+pub fn injected_at(b: &Bench, line: &str, call: &str, n: usize, what: &str) -> Ran {
     let plain = b.command(line.split_whitespace());
     let mut strace = Command::new("strace");
     strace.args(["-f", "-qqq", "-o", "/dev/null", "-e", &format!("trace={call}")]);
-    strace.args(["-e", &format!("inject={call}:signal=KILL:when={n}")]).arg(plain.get_program()).args(plain.get_args());
+    strace.args(["-e", &format!("inject={call}:{what}:when={n}")]).arg(plain.get_program()).args(plain.get_args());
     strace.current_dir(plain.get_current_dir().unwrap()).envs(plain.get_envs().filter_map(|(k, v)| Some((k, v?))));
     strace.output().expect("strace: run scripts/setup").into()
 }
