@@ -240,6 +240,7 @@ impl Restore<'_> {
         }
         let mut header = header.clone();
         carry(&unlocked, &mut header, now.as_ref())?;
+        self.policy.go_through()?;
         let replaced = keep_replaced(place)?;
         self.commit(place, update, &mut header, &unlocked).inspect_err(|_| {
             // A second name of the header in place would keep the next change from overwriting it.

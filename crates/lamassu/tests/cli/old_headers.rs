@@ -175,6 +175,46 @@ fn a_header_with_another_name_is_told_of() {
     assert!(!told.err.contains("another name"), "{}", told.err);
 }
 
+/// Ctrl-C while the old header is overwritten: what was begun is finished.
+#[test]
+fn a_signal_leaves_no_old_header() {
+    for line in [
+        "key add -n raw:file:second v",
+        "key change -n raw:file:key v",
+        "key remove v 2",
+        "key renew v",
+        "key admin rotate v",
+        "key rotate --outer v",
+        "key restore --force copy v",
+    ] {
+        for (call, n) in [("pwrite64", 1), ("pwrite64", 2), ("fallocate", 1), ("unlink", 1), ("unlink", 2)] {
+            let b = Bench::new();
+            b.run("init v").ok();
+            b.key("second");
+            if line.contains("restore") {
+                b.run("key backup v copy").ok();
+                b.run("key restore copy v").ok();
+            }
+            b.run("key add -n raw:file:second v").ok();
+            let header = b.path("v/lamassu.vault");
+            let before = (wrapped(&header), std::fs::File::open(&header).unwrap());
+            let text = std::fs::read(&header).unwrap();
+            let ran = injected_at(&b, line, call, n, "signal=INT");
+            assert!(!b.path("v/lamassu.vault.replacing").exists(), "{line}: {call} {n}");
+            // Old headers alone are punched: then it is too late to stop.
+            if ran.code == 15 && call != "fallocate" {
+                assert_eq!(std::fs::read(&header).unwrap(), text, "{line}: {call} {n}");
+                continue;
+            }
+            ran.ok();
+            let mut bytes = vec![0; 1 << 20];
+            let len = std::os::unix::fs::FileExt::read_at(&before.1, &mut bytes, 0).unwrap();
+            // A restore keeps it.
+            assert!(line.contains("restore") || found(&before.0, &bytes[..len]) == 0, "{line}: {call} {n}");
+        }
+    }
+}
+
 /// What a header's slots wrap, where it is one.
 fn wrapped_in(header: &Path) -> Option<Vec<String>> {
     let bytes = std::fs::read(header).ok()?;
