@@ -12,7 +12,9 @@ use crate::{mounts, open, served, signals};
 use lamassu_format::header::{Destroyed, Header, VaultHeader};
 use lamassu_format::name;
 use lamassu_host::Error as HostError;
+use lamassu_host::WriterLock;
 use lamassu_host::destroy::survey;
+use lamassu_host::lock::lock_out_writers_below;
 use lamassu_keys::destroy::{self, Destruction};
 use lamassu_keys::history::EventKind;
 use lamassu_keys::receipt::{AtServer, AuditKey, Receipt, ReceiptError};
@@ -140,6 +142,8 @@ struct Run<'a> {
 
 impl Run<'_> {
     fn begin(&mut self, destruction: Destruction) -> Result<()> {
+        // Until it is done: a daemon that has a dataset open could give it a slot, and go on writing.
+        let _below = self.lock_out_writers_below()?;
         let header = destruction.header().clone();
         let source = self.args.key.source()?;
         let unlocked = keys::unlock(self.ui, &header, self.args.key.with(&source), &self.args.dir)?;
@@ -158,13 +162,25 @@ impl Run<'_> {
                 &throwaway
             }
         };
-        let mut draft = destroy::draft(&self.args.dir, &header, &unlocked, audit)?;
-        let (bytes, left) = survey(&self.args.dir, &header, &unlocked)?;
-        draft.stored_bytes = Some(bytes);
-        if header.has_datasets() || !left.is_empty() {
-            draft.leave(left);
-        }
-        self.confirm(&draft)?;
+        let bare = destroy::draft(&self.args.dir, &header, &unlocked, audit)?;
+        let mut found = survey(&self.args.dir, &header, &unlocked)?;
+        let draft = loop {
+            let (bytes, left) = found;
+            let mut draft = bare.clone();
+            draft.stored_bytes = Some(bytes);
+            if header.has_datasets() || !left.is_empty() {
+                draft.leave(left);
+            }
+            if !self.confirm(&draft)? {
+                break draft;
+            }
+            // `key add` takes no writer's lock, and a person may take long.
+            found = survey(&self.args.dir, &header, &unlocked)?;
+            if found.1 == draft.datasets {
+                break draft;
+            }
+            self.ui.warn("meanwhile the datasets have changed that open without it");
+        };
         signals::check()?;
         // From here on it is finished, also after Ctrl-C.
         signals::flag_only();
@@ -195,6 +211,16 @@ impl Run<'_> {
                 Err(error)
             }
         }
+    }
+
+    /// Keeps writers away from the datasets in it. Each may be open by its own directory in the store.
+    fn lock_out_writers_below(&self) -> Result<Vec<WriterLock>> {
+        let failed = |source| HostError::NotADirectory { dir: self.args.dir.clone(), source };
+        let dir = self.args.dir.canonicalize().map_err(failed)?;
+        if let Some(mount) = mounts::any_of_dataset_in(&dir) {
+            return Err(Fault::RetireMounted { mountpoint: mount.mountpoint.clone() }.into());
+        }
+        open::once_closed(self.ui, &dir, || Ok(lock_out_writers_below(&self.ui.policy, &dir)?))
     }
 
     fn commit(&self, destruction: Destruction, keys: &Unlocked, destroyed: Destroyed) -> Result<Destruction> {
@@ -290,7 +316,8 @@ impl Run<'_> {
         Ok(())
     }
 
-    fn confirm(&self, draft: &Receipt) -> Result<()> {
+    /// Says what stays readable, and asks. Whether a person was asked.
+    fn confirm(&self, draft: &Receipt) -> Result<bool> {
         for backup in &draft.backups {
             self.ui
                 .warn(format_args!("a copy of the header on record still opens it: {} ({})", backup.file, backup.now));
@@ -310,7 +337,7 @@ impl Run<'_> {
                 .warn("its outer key is its zone's too: holders of the zone's keys go on reading it; re-key it first");
         }
         if self.args.how.yes {
-            return Ok(());
+            return Ok(false);
         }
         if !std::io::stdin().is_terminal() {
             return Err(
@@ -329,7 +356,7 @@ impl Run<'_> {
             path: "standard input".into(),
             source,
         })?;
-        if line.trim() == WORD { Ok(()) } else { Err(HostError::Interrupted.into()) }
+        if line.trim() == WORD { Ok(true) } else { Err(HostError::Interrupted.into()) }
     }
 
     /// Everything after the point of no return. Servers come first: the old header still shows whose keys they were.
