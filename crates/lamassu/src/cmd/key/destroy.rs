@@ -106,7 +106,8 @@ pub fn run(ui: &Ui, args: &Destroy) -> Result<()> {
     if args.id.as_ref().is_some_and(|id| *id != destruction.header().id().to_string()) {
         return Err(Fault::NotThatDataset { dir: args.dir.clone() }.into());
     }
-    let mut run = Run { ui, args, audit, servers, asked: Vec::new(), gone: Vec::new(), receipt: None };
+    let mut run =
+        Run { ui, args, audit, servers, asked: Vec::new(), proven: Vec::new(), gone: Vec::new(), receipt: None };
     match destruction.begun() {
         None => run.begin(destruction),
         Some(destroyed) => run.go_on(destruction, destroyed),
@@ -134,7 +135,9 @@ struct Run<'a> {
     servers: Vec<KeySource>,
     /// what was asked of them, by this run and earlier ones
     asked: Vec<AtServer>,
-    /// sources whose key is gone, without a record that the key was this vault's
+    /// sources whose key opened a slot of this vault in this run
+    proven: Vec<String>,
+    /// sources whose key is not there or not shown, where nothing tells that this vault's key was destroyed
     gone: Vec<String>,
     /// where an audit key signs one
     receipt: Option<Receipt>,
@@ -150,6 +153,7 @@ impl Run<'_> {
         unlocked.may_change(&header)?;
         for source in &self.servers {
             self.prove(source, Some(&header))?;
+            self.proven.push(source.to_string());
             self.asked.push(AtServer { source: source.to_string(), destroyed: false, answers: Vec::new() });
         }
         // A draft is made in any case: it is what a person is shown. Without an audit key it is not kept.
@@ -279,10 +283,15 @@ impl Run<'_> {
                 continue;
             }
             let error = match self.prove(&source, header) {
-                Ok(()) => None,
+                Ok(()) => {
+                    self.proven.push(name.clone());
+                    None
+                }
                 Err(error) => match error.fault() {
-                    Fault::Host(HostError::Key(KeyError::Source(e))) if e.is_gone() || e.is_revoked() => {
-                        Some((e.is_gone(), error.to_string()))
+                    Fault::Host(HostError::Key(KeyError::Source(e)))
+                        if e.is_destroyed() || e.is_not_shown() || e.is_revoked() =>
+                    {
+                        Some((!e.is_revoked(), error.to_string()))
                     }
                     _ => return Err(error),
                 },
@@ -306,7 +315,7 @@ impl Run<'_> {
     /// The receipt, as far as things are; on standard output only when all is done.
     fn put_down(&mut self) -> Result<()> {
         let (Some(receipt), Some(audit)) = (&mut self.receipt, &self.audit) else { return Ok(()) };
-        receipt.servers.clone_from(&self.asked);
+        receipt.set_servers(self.asked.clone());
         receipt.sign(audit);
         match &self.args.how.receipt {
             Some(file) => header_file::write_over(file, &receipt.to_json())?,
@@ -392,17 +401,25 @@ impl Run<'_> {
 
     /// What was answered is written down at once: behind this step the keys cannot be asked for again.
     fn destroy_elsewhere(&mut self) -> Result<()> {
-        let subject = self.args.dir.display().to_string();
+        let subject = crate::text::printable(&self.args.dir.display().to_string());
         let ask = Ask { subject: &subject, purpose: Purpose::Unlock, stdin: true };
         for source in std::mem::take(&mut self.servers) {
+            let name = source.to_string();
             let (destroyed, answers) = match source.destroy(&ask) {
                 Ok(answers) => (true, answers),
-                // It was there when it was proven to be this vault's key.
-                Err(error) if error.is_gone() => (true, vec![format!("{error}: it was destroyed before")]),
+                // Each was proven to be this vault's key, by this run or by the one whose receipt names it.
+                Err(error) if error.is_destroyed() => (true, vec![format!("{error}: it was destroyed before")]),
+                // A moment ago this client was shown it.
+                Err(error) if error.is_not_shown() && self.proven.contains(&name) => {
+                    (true, vec![format!("{error}: it was there when this run began")])
+                }
+                Err(error) if error.is_not_shown() => {
+                    self.gone.push(name.clone());
+                    (false, vec![format!("{error}: not there, or not shown; nothing tells that it was destroyed")])
+                }
                 Err(error) => (false, vec![error.to_string()]),
             };
             answers.iter().for_each(|answer| self.ui.note(format_args!("{source}: {answer}")));
-            let name = source.to_string();
             if let Some(asked) = self.asked.iter_mut().find(|s| s.source == name) {
                 (asked.destroyed, asked.answers) = (destroyed, answers);
             }
