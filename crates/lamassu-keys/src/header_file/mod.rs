@@ -72,7 +72,7 @@ pub fn read_bytes(path: &Path) -> Result<Vec<u8>, FileError> {
     for _ in 0..ATTEMPTS_MAX {
         let (file, bytes) = read_once(path)?;
         // A file that was replaced meanwhile is overwritten, so its bytes may be noise.
-        if is_same(&file, path).map_err(reading("stat", path))? {
+        if regular::is_at(path, links_of(path), &file).map_err(reading("stat", path))? {
             return Ok(bytes);
         }
     }
@@ -80,8 +80,7 @@ pub fn read_bytes(path: &Path) -> Result<Vec<u8>, FileError> {
 }
 
 fn read_once(path: &Path) -> Result<(File, Vec<u8>), FileError> {
-    let links = if is_of_the_store(path) { Links::Refused } else { Links::Followed };
-    let file = match regular::find(path, links, OpenOptions::new().read(true)) {
+    let file = match regular::find(path, links_of(path), OpenOptions::new().read(true)) {
         Ok(Some(file)) => file,
         Ok(None) => return Err(FileError::NotAFile { path: shown(path) }),
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Err(FileError::Missing { path: shown(path) }),
@@ -547,10 +546,11 @@ fn lies_in_the_store(path: &Path) -> bool {
     path.file_name().is_some_and(|name| name == name::HEADER)
 }
 
-/// Whether a file is a vault's header, or one of those beside it, by its name.
-fn is_of_the_store(path: &Path) -> bool {
+/// Links in the place of a vault's header, or of one beside it, are the store's.
+fn links_of(path: &Path) -> Links {
     let of_header = [name::HEADER, name::HEADER_NEW, name::HEADER_REPLACED, name::HEADER_REPLACING];
-    path.file_name().is_some_and(|file| of_header.iter().any(|name| file == *name))
+    let is_one = path.file_name().is_some_and(|file| of_header.iter().any(|name| file == *name));
+    if is_one { Links::Refused } else { Links::Followed }
 }
 
 /// Removes other names of a vault's present header, which a program that was killed has left where old headers are

@@ -6,7 +6,7 @@ use rustix::io::Errno;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 /// What a symbolic link at the path means.
@@ -35,6 +35,20 @@ pub(crate) fn open(path: &Path) -> io::Result<File> {
     find(path, Links::Refused, OpenOptions::new().read(true))?.ok_or_else(|| Errno::INVAL.into())
 }
 
+/// Whether a path still leads to a file that was opened there.
+pub(crate) fn is_at(path: &Path, links: Links, file: &File) -> io::Result<bool> {
+    let there = match links {
+        Links::Followed => path.metadata(),
+        Links::Refused => path.symlink_metadata(),
+    };
+    let file = file.metadata()?;
+    match there {
+        Ok(there) => Ok((there.dev(), there.ino()) == (file.dev(), file.ino())),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(e) => Err(e),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -44,6 +58,20 @@ mod tests {
     use lamassu_format::name;
     use rustix::fs::inotify::{CreateFlags, Reader, WatchFlags, add_watch, init};
     use std::mem::MaybeUninit;
+
+    #[test]
+    fn a_link_is_followed_where_it_is_the_users() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        std::fs::write(path("zone"), b"content").unwrap();
+        for name in ["link", name::HEADER, name::HEADER_REPLACED] {
+            std::os::unix::fs::symlink(path("zone"), path(name)).unwrap();
+        }
+        assert_eq!(read_bytes(&path("link")).unwrap(), b"content");
+        for name in [name::HEADER, name::HEADER_REPLACED] {
+            assert!(matches!(read_bytes(&path(name)), Err(FileError::NotAFile { .. })), "{name}");
+        }
+    }
 
     /// Whoever can write to the store makes a fifo where a file is expected, or a link to one.
     #[test]
