@@ -3,6 +3,7 @@
 use super::error::writing;
 use super::regular::{self, Links};
 use super::{FileError, MODE_NEW, erase, shown};
+use rustix::io::Errno;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -19,7 +20,7 @@ pub(super) fn open(path: &Path) -> Result<(File, bool), FileError> {
         }
         match there(path) {
             Ok(Some(file)) => return Ok((file, false)),
-            Ok(None) => return Err(FileError::NotAFile { path: shown(path) }),
+            Ok(None) => return Err(writing("write, since it is no regular file,", path)(Errno::INVAL.into())),
             // Its holder has renamed or removed it.
             Err(e) if e.kind() == io::ErrorKind::NotFound => {}
             Err(e) => return Err(writing("open", path)(e)),

@@ -92,7 +92,7 @@ mod tests {
         for name in [name::HEADER, name::HEADER_REPLACED, "copy"] {
             assert!(matches!(read_bytes(&path(name)), Err(FileError::NotAFile { .. })), "{name}");
         }
-        assert!(matches!(Update::begin(&path(name::HEADER), &nobody()), Err(FileError::NotAFile { .. })));
+        assert!(matches!(Update::begin(&path(name::HEADER), &nobody()), Err(FileError::Write { .. })));
         crate::header_file::erase::replaced(&path("copy")).unwrap();
         assert!(!path("copy").exists());
         let mark = HistoryMark { count: 1, head: HistoryHead([7; 32]) };
