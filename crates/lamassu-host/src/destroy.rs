@@ -21,8 +21,8 @@ enum Fate {
     Gone,
 }
 
-/// The effect on a dataset, by its slots, in a region with this effect.
-fn fate(found: &VaultHeader, above: &Fate) -> Fate {
+/// The effect on what a header opens, by its slots, in a region with this effect.
+fn fate_of(found: &VaultHeader, above: &Fate) -> Fate {
     if found.keys().slots.iter().any(|slot| slot.kind != SlotKind::Parent) {
         return Fate::Opens;
     }
@@ -38,10 +38,21 @@ fn fate(found: &VaultHeader, above: &Fate) -> Fate {
     }
 }
 
-/// The header of a dataset, whatever the length of its path.
-fn header_of(dir: &Path, stored: &Path) -> Option<VaultHeader> {
+/// The effect on a dataset, by its header, and by those that a program which was killed has left beside it.
+fn fate(found: &VaultHeader, left: &[VaultHeader], above: &Fate) -> Fate {
+    left.iter().fold(fate_of(found, above), |fate, left| match (fate, fate_of(left, above)) {
+        (Fate::Opens, _) | (_, Fate::Opens) => Fate::Opens,
+        (Fate::Goes(ring), _) | (Fate::Gone, Fate::Goes(ring)) => Fate::Goes(ring),
+        (Fate::Gone, Fate::Gone) => Fate::Gone,
+    })
+}
+
+/// The header of a dataset, whatever the length of its path, and those that are left beside it.
+fn headers_of(dir: &Path, stored: &Path) -> Option<(VaultHeader, Vec<VaultHeader>)> {
     let place = Place::of(dir).and_then(|above| above.below(stored)).ok()?;
-    header_file::read(&place.file(name::HEADER)).ok()
+    let read = |name: &str| header_file::read::<VaultHeader>(&place.file(name)).ok();
+    let left = [name::HEADER_NEW, name::HEADER_REPLACED, name::HEADER_REPLACING];
+    Some((read(name::HEADER)?, left.into_iter().filter_map(read).collect()))
 }
 
 /// The number of bytes that become unreadable with a vault's keys, and the datasets in it that do not.
@@ -58,10 +69,10 @@ pub fn survey(dir: &Path, header: &VaultHeader, keys: &Unlocked) -> Result<(u64,
             bytes += region.bytes;
             continue;
         }
-        let found = header_of(dir, &region.stored);
-        let of = found.as_ref();
+        let found = headers_of(dir, &region.stored);
+        let of = found.as_ref().map(|(header, _)| header);
         // A region that cannot be read is taken for one that opens.
-        let fate = of.map_or(Fate::Opens, |found| fate(found, &fates[region.above]));
+        let fate = found.as_ref().map_or(Fate::Opens, |(header, left)| fate(header, left, &fates[region.above]));
         if matches!(fate, Fate::Opens) {
             left.push(LeftDataset {
                 stored: region.stored.display().to_string(),

@@ -346,7 +346,7 @@ fn token(fault: &TokenFault) -> FaultKind {
         TokenFault::NoToken | TokenFault::NoObject { .. } => FaultKind::KeyMissing,
         TokenFault::WrongPin { .. } => FaultKind::KeyDenied,
         TokenFault::PinLocked => FaultKind::TokenLocked,
-        TokenFault::Failed { .. } => FaultKind::KeyAnswer,
+        TokenFault::Failed { .. } | TokenFault::NotDestroyed { .. } => FaultKind::KeyAnswer,
     }
 }
 

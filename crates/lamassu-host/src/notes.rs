@@ -1,5 +1,6 @@
-//! Notes on which slots opened last on this host, and when: the slot that opened last is tried first. A note has no
-//! other effect, so a damaged or forged one only costs time.
+//! Notes on which slots opened last on this host, and when: the slot that opened last is tried first, and lists of
+//! slots show the times. A note has no other effect. A damaged or forged one costs time, shows false times, and chooses
+//! among the slots that a key opens, where administrators' slots come before use-only ones.
 //!
 //! A header cannot record the use of a slot without being written each time. So each host keeps a file for each header,
 //! in a directory that the front-end names; without one, nothing is noted. A note that cannot be written is no error. A

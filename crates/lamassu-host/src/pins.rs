@@ -16,6 +16,7 @@ use data_encoding::HEXLOWER_PERMISSIVE;
 use lamassu_format::header::{Header, PublicKey, VaultId, ZoneFile};
 use lamassu_keys::admin;
 use lamassu_keys::header_file;
+use rustix::fs::OFlags;
 use std::fs::{DirBuilder, File};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
@@ -23,6 +24,10 @@ use std::path::{Path, PathBuf};
 
 /// The file whose lock those hold who change known-vaults; it lies beside it.
 const LOCK: &str = "known-vaults.lock";
+
+/// What is written to is not reached through a link, nor waited for: the directory may be another user's, as where root
+/// has the HOME of someone else.
+const NO_LINK: i32 = OFlags::NOFOLLOW.union(OFlags::NONBLOCK).bits() as i32;
 
 /// A pin that takes precedence over known-vaults.
 #[derive(Clone, Debug)]
@@ -158,7 +163,9 @@ fn alone(path: &Path, change: impl FnOnce() -> Result<()>) -> Result<()> {
     let dir = path.parent().unwrap_or(Path::new("."));
     let locked = || {
         DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
-        let file = File::options().write(true).create(true).truncate(false).mode(0o600).open(dir.join(LOCK))?;
+        let mut options = File::options();
+        options.write(true).create(true).truncate(false).mode(0o600).custom_flags(NO_LINK);
+        let file = options.open(dir.join(LOCK))?;
         file.lock()?;
         Ok(file)
     };
@@ -179,7 +186,7 @@ fn append(path: &Path, id: &VaultId, key: &PublicKey, comment: &str) -> Result<(
     let start = if lines.is_empty() || lines.ends_with('\n') { "" } else { "\n" };
     let line = format!("{start}{id} {} {comment}\n", hex(&key.0));
     let written = || {
-        let mut file = File::options().append(true).create(true).mode(0o600).open(path)?;
+        let mut file = File::options().append(true).create(true).mode(0o600).custom_flags(NO_LINK).open(path)?;
         file.write_all(line.as_bytes())?;
         file.sync_all()?;
         sync_dir_of(path)
@@ -264,6 +271,20 @@ mod tests {
         );
         for bad in [format!("{id} {key}\n{id}"), format!("{id} 0b"), "no hex at all".into(), format!("{key} {id}")] {
             assert!(of(&bad).is_err(), "{bad}");
+        }
+    }
+
+    /// Root may have the HOME of another user, who makes links there.
+    #[test]
+    fn no_pin_is_written_through_a_link() {
+        for linked in ["known-vaults", LOCK] {
+            let (dir, outside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+            let file = outside.path().join("file");
+            std::os::unix::fs::symlink(&file, dir.path().join(linked)).unwrap();
+            let pins = Pins::new(None, Some(dir.path().join("known-vaults")));
+            let refused = pins.add(&VaultId([1; 16]), &PublicKey([2; 32]), "").unwrap_err();
+            assert!(matches!(refused, Error::Local { .. }), "{refused}");
+            assert!(!file.exists(), "{linked}");
         }
     }
 

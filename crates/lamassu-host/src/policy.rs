@@ -19,6 +19,8 @@ pub trait Surroundings: Send + Sync {
     fn is_interrupted(&self) -> bool;
     /// Whether this process can still make connections.
     fn has_network(&self) -> bool;
+    /// From now on a first request to stop does not end this process: it ends when its work is done.
+    fn go_through(&self);
 }
 
 /// A process that knows no other writer and is never interrupted.
@@ -37,6 +39,8 @@ impl Surroundings for Alone {
     fn has_network(&self) -> bool {
         true
     }
+
+    fn go_through(&self) {}
 }
 
 /// The rules for opening vaults. Cheap to clone.
@@ -116,6 +120,16 @@ impl Policy {
     pub fn approved_only(self) -> Result<Policy> {
         selftest::run_approved()?;
         Ok(Policy { approved_only: true, ..self })
+    }
+
+    /// Called before a header is replaced, when nothing is asked any more. An old header that is not overwritten when
+    /// the process ends opens with the keys of removed slots.
+    ///
+    /// # Errors
+    /// [`Error::Interrupted`]: nothing was changed.
+    pub fn go_through(&self) -> Result<()> {
+        self.surroundings.go_through();
+        if self.surroundings.is_interrupted() { Err(Error::Interrupted) } else { Ok(()) }
     }
 
     /// Refuses a suite whose ciphers, hashes or derivation no NIST publication approves.

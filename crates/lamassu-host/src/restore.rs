@@ -240,8 +240,14 @@ impl Restore<'_> {
         }
         let mut header = header.clone();
         carry(&unlocked, &mut header, now.as_ref())?;
+        self.policy.go_through()?;
         let replaced = keep_replaced(place)?;
-        self.commit(place, update, &mut header, &unlocked)?;
+        self.commit(place, update, &mut header, &unlocked).inspect_err(|_| {
+            // A second name of the header in place would keep the next change from overwriting it.
+            if let Some(kept) = replaced.as_ref().filter(|kept| id_of(place).is_some() && id_of(kept) == id_of(place)) {
+                let _ = fs::remove_file(kept);
+            }
+        })?;
         Ok(replaced)
     }
 
@@ -325,6 +331,11 @@ fn beside(place: &Path, suffix: &str) -> PathBuf {
     let mut name = place.as_os_str().to_owned();
     name.push(suffix);
     name.into()
+}
+
+/// The file that a name leads to.
+fn id_of(path: &Path) -> Option<(u64, u64)> {
+    path.symlink_metadata().map(|m| (m.dev(), m.ino())).ok()
 }
 
 /// Whether `file` is the name under which the new header is made, or one under which old headers are kept, where a

@@ -123,6 +123,7 @@ impl Alone {
     ) -> Result<Epochs> {
         let event = rotate(keys, &mut self.header, tier, leave_zone, zone)?;
         self.policy.refuse_older_anchor(&self.header, keys, &self.dir)?;
+        self.policy.go_through()?;
         self.update.record(&mut self.header, keys, &[event])?;
         Ok(epochs(keys.keychain()))
     }
@@ -143,6 +144,7 @@ impl Alone {
         let event =
             Event::new(EventKind::SlotChanged).slot(slot).detail("what", "a fresh file key; this slot is the only one");
         self.policy.refuse_older_anchor(&self.header, keys, &self.dir)?;
+        self.policy.go_through()?;
         self.update.record(&mut self.header, keys, &[event])?;
         Ok(Renewed { slot, gone })
     }
@@ -162,6 +164,7 @@ impl Alone {
             .detail("key", hex(&done.public.0))
             .detail("instead_of", hex(&done.before.0));
         self.policy.refuse_older_anchor(&self.header, keys, &self.dir)?;
+        self.policy.go_through()?;
         self.update.record(&mut self.header, keys, &[event])?;
         Ok((done, self.header))
     }
@@ -175,6 +178,7 @@ impl Alone {
         keys.retire(&mut self.header, tier, epoch)?;
         let event = Event::new(EventKind::Retired).epoch(tier, epoch);
         self.policy.refuse_older_anchor(&self.header, keys, &self.dir)?;
+        self.policy.go_through()?;
         self.update.record(&mut self.header, keys, &[event])?;
         Ok(self.header)
     }

@@ -169,7 +169,8 @@ impl<H: Header + Clone> SlotChange<H> {
     pub fn remove_unshown(mut self, keys: &Unlocked, id: u32) -> Result<()> {
         let _no_copy_opens_it = keys.remove_slot(&mut self.header, id)?;
         let event = Event::new(EventKind::SlotRemoved).slot(id).detail("why", "its words could not be printed");
-        self.record(keys, event).map(drop)
+        // It undoes a change: a signal that came meanwhile must not prevent that.
+        self.record_anyway(keys, event).map(drop)
     }
 
     /// Replaces a slot, and returns the number of the new one.
@@ -182,7 +183,12 @@ impl<H: Header + Clone> SlotChange<H> {
         Ok((id, removed))
     }
 
-    fn record(mut self, keys: &Unlocked, event: Event) -> Result<H> {
+    fn record(self, keys: &Unlocked, event: Event) -> Result<H> {
+        self.policy.go_through()?;
+        self.record_anyway(keys, event)
+    }
+
+    fn record_anyway(mut self, keys: &Unlocked, event: Event) -> Result<H> {
         if H::IS_VAULT {
             let dir = self.file.parent().unwrap_or(Path::new("."));
             self.policy.refuse_older_anchor(&header_file::read(&self.file)?, keys, dir)?;

@@ -95,8 +95,15 @@ impl Policy {
         let goes_above = named.is_none() && inherits(header);
         let last = self.notes.of(&keys.id).last.and_then(|id| keys.slot(id));
         let begins_above = goes_above && last.is_some_and(|slot| slot.kind == SlotKind::Parent);
-        if begins_above && let Some(opened) = self.by_parent(header, attempt, above)? {
-            return Ok(opened);
+        let mut destroyed = None;
+        if begins_above {
+            match self.by_parent(header, attempt, above) {
+                Ok(Some(opened)) => return Ok(opened),
+                Ok(None) => {}
+                // Its own slots open it all the same.
+                Err(error @ Error::Key(KeyError::Destroyed(_))) => destroyed = Some(error),
+                Err(error) => return Err(error),
+            }
         }
         let pinned = self.pinned_for(header, attempt.material())?;
         match attempt.open_signed(header, self.slots(&keys.id, named), &pinned) {
@@ -106,6 +113,7 @@ impl Policy {
                     None => Err(own.into()),
                 }
             }
+            Err(own) if own.is_wrong_key() => Err(destroyed.unwrap_or_else(|| own.into())),
             done => Ok(done?),
         }
     }

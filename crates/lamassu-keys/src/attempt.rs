@@ -190,7 +190,6 @@ impl<'a> Attempt<'a> {
 
 /// Whether material can open slots of this kind: raw, hex, recovery and recovery-shares are different notations of the
 /// same key.
-/// key.
 fn opens(kind: SlotKind, material: &Material) -> bool {
     match material {
         Material::Passphrase(_) => kind == SlotKind::Passphrase,

@@ -8,14 +8,13 @@
 //! Not reached: copies of the header elsewhere, and what the store keeps of overwritten blocks. A [`crate::receipt`]
 //! says so.
 
-use crate::header_file::{self, erase};
+use crate::header_file::{self, erase, regular};
 use crate::receipt::{AuditKey, Backup, Copied, GoneEpoch, GoneHistory, GoneSlot, Receipt};
 use crate::{Event, FileError, KeyError, Tier, Unlocked, Update, Witness, rotate};
 use data_encoding::HEXLOWER;
 use lamassu_crypto::wrap;
 use lamassu_format::header::{Destroyed, HEADER_MAX, Header, VaultHeader, VaultId};
 use lamassu_format::name;
-use std::fs::File;
 use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -80,9 +79,10 @@ impl Destruction {
     }
 
     /// Whether an earlier run came to its end: the old header, the last thing that [`Destruction::clear`] removes, is
-    /// gone.
+    /// gone. Nor has a restore left another one since, that was cut off.
     pub fn is_cleared(&self) -> bool {
-        self.begun().is_some() && !erase::has_left(&self.update.kept_path(), &self.header.id())
+        let has_kept = || erase::has_left(&self.update.kept_path(), &self.header.id());
+        self.begun().is_some() && !self.update.has_left() && !has_kept()
     }
 
     /// Puts a header without keys in place: from here on nothing opens the vault, and what is left is
@@ -120,10 +120,10 @@ impl Destruction {
         if self.begun().is_none() {
             return Err(KeyError::OtherHeader);
         }
-        self.update.erase_new();
+        let new = self.update.erase_new()?;
         let dir = self.update.path().parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let listing = |source| FileError::Read { op: "list", path: dir.into(), source };
-        let mut done = Cleared::default();
+        let mut done = Cleared { erased: new.into_iter().collect(), ..Cleared::default() };
         for entry in std::fs::read_dir(dir).map_err(listing)? {
             let entry = entry.map_err(listing)?;
             let file = entry.file_name();
@@ -166,7 +166,7 @@ impl Cleared {
 fn is_header_of(path: &Path, id: &VaultId) -> bool {
     let small = path.symlink_metadata().is_ok_and(|m| m.is_file() && (1..=HEADER_MAX as u64).contains(&m.len()));
     let mut first = [0];
-    let begins = small && File::open(path).and_then(|mut f| f.read_exact(&mut first)).is_ok() && first == *b"{";
+    let begins = small && regular::open(path).and_then(|mut f| f.read_exact(&mut first)).is_ok() && first == *b"{";
     begins && header_file::read::<VaultHeader>(path).is_ok_and(|h| h.id() == *id && h.destroyed().is_none())
 }
 

@@ -243,6 +243,12 @@ pub enum TokenFault {
         /// what was looked for
         wanted: &'static str,
     },
+    /// It has said yes to the key's destruction, and keys with its name are there.
+    #[error("the token says that it has destroyed the key, and asked afterwards it has {left} of that name")]
+    NotDestroyed {
+        /// how many
+        left: usize,
+    },
     /// The user's: more than one key matches.
     #[error("{count} keys of the token match; add id= or object= to the URI")]
     ManyObjects {

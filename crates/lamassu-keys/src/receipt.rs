@@ -413,6 +413,16 @@ impl Receipt {
         self.cannot_know = said;
     }
 
+    /// Sets what became of keys at servers and in tokens.
+    pub fn set_servers(&mut self, servers: Vec<AtServer>) {
+        const COPIES: &str = "Copies of the keys that were destroyed at servers and in tokens: backups and replicas of a key server, a key that was exported from it, copies of a token's store \
+             or a second token with the same key. Each of them opens what the key opened.";
+        if !servers.is_empty() && !self.cannot_know.iter().any(|said| said == COPIES) {
+            self.cannot_know.push(COPIES.into());
+        }
+        self.servers = servers;
+    }
+
     /// Adds the datasets that stay readable, for a vault that has or may have some.
     pub fn leave(&mut self, datasets: Vec<LeftDataset>) {
         if datasets.iter().any(|d| d.zone_shares) {

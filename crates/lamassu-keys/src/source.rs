@@ -435,16 +435,23 @@ pub enum SourceError {
 }
 
 impl SourceError {
-    /// Whether the place is there and says that the key is not: it was destroyed, or never there.
-    pub fn is_gone(&self) -> bool {
+    /// Whether the place says that the key was destroyed.
+    pub fn is_destroyed(&self) -> bool {
         matches!(
             self,
             SourceError::Server {
-                fault: ServerFault::NoObject
-                    | ServerFault::KeyState(KeyState::Destroyed)
-                    | ServerFault::Lamassu(KeyServerFault::Unknown | KeyServerFault::Deleted),
+                fault: ServerFault::KeyState(KeyState::Destroyed) | ServerFault::Lamassu(KeyServerFault::Deleted),
                 ..
-            } | SourceError::Token(TokenFault::NoObject { .. })
+            }
+        )
+    }
+
+    /// Whether the place does not show the key: it was destroyed, was never there, or is shown to others.
+    pub fn is_not_shown(&self) -> bool {
+        matches!(
+            self,
+            SourceError::Server { fault: ServerFault::NoObject | ServerFault::Lamassu(KeyServerFault::Unknown), .. }
+                | SourceError::Token(TokenFault::NoObject { .. })
         )
     }
 

@@ -1,6 +1,7 @@
 //! Open vaults, and their exports.
 
 use crate::failure::{Failure, Result};
+use crate::log::printable;
 use crate::settings::{Settings, VaultSettings};
 use lamassu_crypto::Provider;
 use lamassu_host::notes::Notes;
@@ -76,7 +77,7 @@ impl Prepared {
             None => std::env::var(KEY).as_deref().unwrap_or(PROMPT).parse::<KeySource>()?,
         };
         policy.check_kind(source.kind())?;
-        let subject = settings.dir.display().to_string();
+        let subject = printable(&settings.dir.display().to_string());
         let loaded = source.load(&Ask { subject: &subject, purpose: Purpose::Unlock, stdin: true })?;
         loaded.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
         Ok(Prepared { settings, policy, loaded })

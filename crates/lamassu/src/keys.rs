@@ -156,6 +156,8 @@ pub fn source_or_prompt(text: Option<&SourceText>, option: &'static str) -> Resu
 /// Gets the material that opens or makes a slot. The prompt names `subject`.
 pub fn load(ui: &Ui, source: &KeySource, subject: &str, purpose: Purpose) -> Result<Material> {
     ui.policy.check_kind(source.kind())?;
+    // It goes to the terminal.
+    let subject = &text::printable(subject);
     let loaded = match source.load(&Ask { subject, purpose, stdin: true }) {
         Ok(loaded) => loaded,
         // Ctrl-C at the prompt; the thread that waits for signals may run after this one.

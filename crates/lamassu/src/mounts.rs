@@ -159,6 +159,12 @@ pub fn any_of_vault(dir: &Path) -> Option<Mount> {
     find(|m| m.source == dir && m.is_believed_of(&dir))
 }
 
+/// Where a dataset of the vault in `dir`, a path without links, is mounted by itself, also read-only: its daemon can
+/// give the dataset a slot.
+pub fn any_of_dataset_in(dir: &Path) -> Option<Mount> {
+    find(|m| m.is_of_one_below(dir))
+}
+
 /// A mount that another user claims to be of the vault.
 pub fn claimed_of_vault(dir: &Path) -> Option<Mount> {
     let dir = dir.canonicalize().ok()?;

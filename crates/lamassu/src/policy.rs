@@ -24,6 +24,10 @@ impl Surroundings for Here {
     fn has_network(&self) -> bool {
         confine::has_network()
     }
+
+    fn go_through(&self) {
+        signals::go_through();
+    }
 }
 
 /// `given`: whose signature headers must carry, if an option says so. `anchor`: where the vault's anchor lies, if an

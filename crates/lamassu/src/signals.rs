@@ -97,6 +97,14 @@ pub fn flag_only() {
     set(OnSignal::Flag);
 }
 
+/// The same for a process that a first signal would end; one that does something else with signals keeps to that.
+pub fn go_through() {
+    let mut on_signal = ON_SIGNAL.lock().unwrap_or_else(PoisonError::into_inner);
+    if matches!(*on_signal, OnSignal::Exit) {
+        *on_signal = OnSignal::Flag;
+    }
+}
+
 /// From now on every signal calls `call`.
 pub fn call(call: impl FnMut() + Send + 'static) {
     set(OnSignal::Call(Box::new(call)));

@@ -5,15 +5,16 @@
 //! and every receipt say so.
 
 use super::error::writing;
+use super::regular::{self, Links};
 use super::steps::{self, Erasing};
 use super::{FileError, sync_dir_of};
 use lamassu_format::header::{HEADER_MAX, Header, VaultHeader, VaultId};
-use rustix::fs::{FallocateFlags, OFlags};
+use rustix::fs::FallocateFlags;
 use serde::{Deserialize, Serialize};
 use std::fs::{File, Metadata, OpenOptions, Permissions};
 use std::io::{self, Read};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 /// A file whose content is gone.
@@ -72,14 +73,14 @@ fn may_be_overwritten(file: &File, meta: &Metadata, id: &VaultId) -> bool {
 
 /// Opens the regular file at `path` once: all checks and changes then apply to the same file.
 fn regular(path: &Path) -> Result<Option<(File, Metadata)>, FileError> {
-    let file = match open(path) {
-        Ok(file) => file,
+    let file = match regular::find(path, Links::Refused, OpenOptions::new().read(true)) {
+        Ok(Some(file)) => file,
+        Ok(None) => return Ok(None),
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(_) if path.symlink_metadata().is_ok_and(|m| !m.is_file()) => return Ok(None),
         Err(e) => return Err(writing("open", path)(e)),
     };
     let meta = file.metadata().map_err(writing("stat", path))?;
-    Ok(meta.is_file().then_some((file, meta)))
+    Ok(Some((file, meta)))
 }
 
 /// Erases the open file at `path`.
@@ -93,6 +94,23 @@ fn opened(file: &File, meta: &Metadata, path: &Path) -> Result<Erased, FileError
         punched: on_disk.punched,
         other_names: meta.nlink().saturating_sub(1),
     })
+}
+
+/// Overwrites and empties the open file at `path`, durably. `None`: it was empty.
+pub(super) fn emptied(file: &File, path: &Path) -> Result<Option<Erased>, FileError> {
+    let meta = file.metadata().map_err(writing("stat", path))?;
+    if meta.len() == 0 {
+        return Ok(None);
+    }
+    overwrite(file).map_err(writing("overwrite", path))?;
+    let punched = punch(file).is_ok();
+    file.set_len(0).and_then(|()| file.sync_all()).map_err(writing("truncate", path))?;
+    Ok(Some(Erased {
+        file: path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+        bytes: meta.len().min(HEADER_MAX as u64),
+        punched,
+        other_names: meta.nlink().saturating_sub(1),
+    }))
 }
 
 /// Removes what is at `path`, usually a replaced header. It is overwritten first, unless another name leads to it,
@@ -123,12 +141,6 @@ pub(super) fn replaced_header(old: &File, path: &Path) -> Result<(), FileError> 
         (true, _) => std::fs::remove_file(path).map_err(writing("remove", path)),
         (false, _) => unnamed(old, path),
     }
-}
-
-/// Opens a file that is to be checked and then erased: no link is followed, and the call does not block.
-pub(super) fn open(path: &Path) -> io::Result<File> {
-    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32;
-    OpenOptions::new().read(true).custom_flags(flags).open(path)
 }
 
 /// The same regular file, opened for writing. If its owner has removed the write permission, it is set: the file is
@@ -235,7 +247,7 @@ mod tests {
         let [kept, away, foreign] = ["kept", "away", "foreign"].map(|name| dir.path().join(name));
         fs::write(&kept, b"old header").unwrap();
         fs::write(&foreign, b"somebody's").unwrap();
-        let old = open(&kept).unwrap();
+        let old = regular::open(&kept).unwrap();
         fs::rename(&kept, &away).unwrap();
         fs::hard_link(&foreign, &kept).unwrap();
         replaced_header(&old, &kept).unwrap();

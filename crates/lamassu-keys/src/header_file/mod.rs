@@ -15,6 +15,8 @@
 
 pub mod erase;
 mod error;
+mod new_file;
+pub(crate) mod regular;
 mod steps;
 
 pub use error::FileError;
@@ -23,8 +25,8 @@ use crate::witness::{self, Basis, Replacement, Replacing, Taken, ToReplace, Witn
 use error::{reading, writing};
 use lamassu_crypto::wrap;
 use lamassu_format::header::{HEADER_MAX, Header, HistoryMark, VaultId};
-use rustix::fs::OFlags;
-use rustix::io::Errno;
+use lamassu_format::name;
+use regular::Links;
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -70,7 +72,7 @@ pub fn read_bytes(path: &Path) -> Result<Vec<u8>, FileError> {
     for _ in 0..ATTEMPTS_MAX {
         let (file, bytes) = read_once(path)?;
         // A file that was replaced meanwhile is overwritten, so its bytes may be noise.
-        if is_same(&file, path).map_err(reading("stat", path))? {
+        if regular::is_at(path, links_of(path), &file).map_err(reading("stat", path))? {
             return Ok(bytes);
         }
     }
@@ -78,20 +80,12 @@ pub fn read_bytes(path: &Path) -> Result<Vec<u8>, FileError> {
 }
 
 fn read_once(path: &Path) -> Result<(File, Vec<u8>), FileError> {
-    // Without NONBLOCK, opening a fifo that the store put there would block.
-    let mut flags = OFlags::NONBLOCK;
-    flags.set(OFlags::NOFOLLOW, lies_in_the_store(path));
-    let file = match OpenOptions::new().read(true).custom_flags(flags.bits() as i32).open(path) {
-        Ok(file) => file,
-        Err(e) if e.raw_os_error() == Some(Errno::LOOP.raw_os_error()) && lies_in_the_store(path) => {
-            return Err(FileError::NotAFile { path: shown(path) });
-        }
+    let file = match regular::find(path, links_of(path), OpenOptions::new().read(true)) {
+        Ok(Some(file)) => file,
+        Ok(None) => return Err(FileError::NotAFile { path: shown(path) }),
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Err(FileError::Missing { path: shown(path) }),
         Err(e) => return Err(reading("open", path)(e)),
     };
-    if !file.metadata().map_err(reading("stat", path))?.is_file() {
-        return Err(FileError::NotAFile { path: shown(path) });
-    }
     let mut bytes = Vec::new();
     // One byte more than a header may have, so that the parser sees it is too large.
     (&file).take(HEADER_MAX as u64 + 1).read_to_end(&mut bytes).map_err(reading("read", path))?;
@@ -151,7 +145,7 @@ impl Update {
         new_name.push(".new");
         let new_path = PathBuf::from(new_name);
         for _ in 0..ATTEMPTS_MAX {
-            let (new_file, is_ours) = open_new(&new_path)?;
+            let (new_file, is_ours) = new_file::open(&new_path)?;
             match new_file.try_lock() {
                 Ok(()) => {}
                 Err(std::fs::TryLockError::WouldBlock) => return Err(FileError::Busy { path: shown(&path) }),
@@ -163,6 +157,7 @@ impl Update {
                 None => {}
                 // Not every file system counts names.
                 Some(0 | 1) => {
+                    remove_second_names(&path)?;
                     let (witness, basis) = (witness.clone(), OnceLock::new());
                     let (committed, id, is_decided, recorded) = (false, [0; 16], false, None);
                     return Ok(Update {
@@ -285,14 +280,17 @@ impl Update {
     pub fn replace<H: Header>(self, header: &H) -> Result<(), FileError> {
         let mode = self.take_over_owner()?;
         let (path, kept) = (self.path.clone(), self.kept_path());
-        let old = erase::open(&path);
+        let old = regular::open(&path);
         let erased = if lies_in_the_store(&path) && erase::keeps_names(&path) && self.link_kept().is_ok() {
             let done = self.put(header, mode, steps::replace_keeping);
             if done.is_err() && id_of(&kept) == id_of(&path) {
                 let _ = std::fs::remove_file(&kept);
             }
             done?;
-            old.map_err(writing("open", &path)).and_then(|old| erase::replaced_header(&old, &kept))
+            old.map_err(writing("open", &path)).and_then(|old| {
+                warn_of_copies(&old, &path);
+                erase::replaced_header(&old, &kept)
+            })
         } else {
             self.put(header, mode, steps::replace)?;
             old.map_or(Ok(()), |old| erase::unnamed(&old, &path))
@@ -316,7 +314,7 @@ impl Update {
 
     /// The name of the old header while it is being replaced.
     pub(crate) fn kept_path(&self) -> PathBuf {
-        self.path.with_file_name(lamassu_format::name::HEADER_REPLACING)
+        self.path.with_file_name(name::HEADER_REPLACING)
     }
 
     /// Gives the old header its second name, and removes one that an earlier attempt has left there.
@@ -368,14 +366,21 @@ impl Update {
     /// Digest of what the new file's name leads to.
     fn found_new(&self) -> io::Result<[u8; 32]> {
         let mut bytes = Vec::new();
-        erase::open(&self.new_path)?.take(HEADER_MAX as u64 + 1).read_to_end(&mut bytes)?;
+        regular::open(&self.new_path)?.take(HEADER_MAX as u64 + 1).read_to_end(&mut bytes)?;
         Ok(wrap::sha256(&bytes))
     }
 
-    /// Erases what an earlier program has left in the new file's place, when the update is dropped. Only for whoever
-    /// has the right to write to the vault: another host's lock on that file may not reach this one.
-    pub(crate) fn erase_new(&mut self) {
+    /// Whether an earlier program has left something in the new file's place.
+    pub(crate) fn has_left(&self) -> bool {
+        self.new_file.metadata().is_ok_and(|meta| meta.len() > 0)
+    }
+
+    /// Erases that; the file is removed when the update is dropped. Only for whoever has the right to write to the
+    /// vault: another host's lock on that file may not reach this one.
+    pub(crate) fn erase_new(&mut self) -> Result<Option<erase::Erased>, FileError> {
+        self.go_on()?;
         self.erases_left = true;
+        erase::emptied(&self.new_file, &self.new_path)
     }
 
     /// Whether what is in the new file may be erased: this update made it, and still has the right to write to the
@@ -524,37 +529,41 @@ impl Drop for Update {
     }
 }
 
-/// Whether this is a vault's header, by its name.
-fn lies_in_the_store(path: &Path) -> bool {
-    path.file_name().is_some_and(|name| name == lamassu_format::name::HEADER)
+/// Warns if another name leads to the header that was replaced at `path`: then it is not overwritten. A restore gives
+/// it one on purpose.
+fn warn_of_copies(old: &File, path: &Path) {
+    let is_here = |name: &&str| is_same(old, &path.with_file_name(name)).unwrap_or(false);
+    let ours = [name::HEADER_REPLACED, name::HEADER_REPLACING].iter().filter(|name| is_here(name)).count() as u64;
+    if old.metadata().is_ok_and(|meta| meta.nlink() > ours) {
+        tracing::warn!(
+            "another name (a hard link) leads to the header that was replaced, so it was not overwritten: the keys of its slots still open it there"
+        );
+    }
 }
 
-/// Opens or makes the new file. True: it was made.
-fn open_new(path: &Path) -> Result<(File, bool), FileError> {
-    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32;
-    let mut options = OpenOptions::new();
-    options.write(true).mode(MODE_NEW).custom_flags(flags);
-    match options.clone().create_new(true).open(path) {
-        Ok(file) => return Ok((file, true)),
-        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
-        Err(e) => return Err(writing("create", path)(e)),
+/// Whether this is a vault's header, by its name.
+fn lies_in_the_store(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| name == name::HEADER)
+}
+
+/// Links in the place of a vault's header, or of one beside it, are the store's.
+fn links_of(path: &Path) -> Links {
+    let of_header = [name::HEADER, name::HEADER_NEW, name::HEADER_REPLACED, name::HEADER_REPLACING];
+    let is_one = path.file_name().is_some_and(|file| of_header.iter().any(|name| file == *name));
+    if is_one { Links::Refused } else { Links::Followed }
+}
+
+/// Removes other names of a vault's present header, which a program that was killed has left where old headers are
+/// kept. When the header is replaced, they would pass for a copy that a person made, which is not overwritten.
+fn remove_second_names(path: &Path) -> Result<(), FileError> {
+    let present = id_of(path).filter(|_| lies_in_the_store(path));
+    for name in [name::HEADER_REPLACED, name::HEADER_REPLACING] {
+        let second = path.with_file_name(name);
+        if present.is_some() && id_of(&second) == present {
+            std::fs::remove_file(&second).map_err(writing("remove", &second))?;
+        }
     }
-    let file = options
-        .create(true)
-        .truncate(false)
-        .open(path)
-        // A program that died may have left a copy of a header without write permission.
-        .or_else(|e| match e.kind() {
-            io::ErrorKind::PermissionDenied => erase::open(path).and_then(|file| {
-                let meta = file.metadata()?;
-                // A file with another name may be someone else's, whose mode must not be changed; it is not written to.
-                if meta.is_file() && meta.nlink() <= 1 { erase::writable(&file) } else { Ok(file) }
-            }),
-            _ => Err(e),
-        })
-        .map_err(writing("create", path))?;
-    let meta = file.metadata().map_err(writing("stat", path))?;
-    if meta.is_file() { Ok((file, false)) } else { Err(FileError::NotAFile { path: shown(path) }) }
+    Ok(())
 }
 
 /// The file to which a name leads.

@@ -3,11 +3,11 @@
 use super::chain::{self, End, Fault, HistoryEntry, Link, Report};
 use super::event::{Event, EventKind};
 use crate::KeyError;
+use crate::header_file::regular::{self, Links};
 use crate::header_file::shown;
 use lamassu_crypto::Secret;
 use lamassu_format::header::HistoryMark;
 use lamassu_format::name;
-use rustix::fs::OFlags;
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, BufReader, Seek, SeekFrom, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -101,15 +101,11 @@ fn reaches_at(path: &Path, remembered: HistoryMark) -> Result<bool, HistoryError
         let path = shown(path);
         move |source| HistoryError::Io { op, path, source }
     };
-    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32;
-    let file = match OpenOptions::new().read(true).custom_flags(flags).open(path) {
+    let file = match regular::find(path, Links::Refused, OpenOptions::new().read(true)) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(false),
-        Err(e) if e.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error()) => return Ok(false),
-        opened => opened.map_err(failed("open"))?,
+        found => found.map_err(failed("open"))?,
     };
-    if !file.metadata().map_err(failed("stat"))?.is_file() {
-        return Ok(false);
-    }
+    let Some(file) = file else { return Ok(false) };
     let head = chain::head_at(BufReader::new(file), remembered.count).map_err(failed("read"))?;
     Ok(head == Some(remembered.head))
 }
@@ -223,9 +219,7 @@ impl History {
             std::fs::rename(&path, aside).map_err(self.failed("set aside"))?;
         }
         let kept = self.name_to_keep_under()?;
-        let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32;
-        let mut options = OpenOptions::new();
-        let file = options.read(true).write(true).create_new(true).mode(0o600).custom_flags(flags).open(&path);
+        let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path);
         let file = file.map_err(self.failed("begin"))?;
         // A reader may have found it already.
         let deadline = Instant::now() + PATIENCE;
@@ -423,23 +417,25 @@ impl History {
     }
 
     fn open_at(&self, path: &Path, write: bool) -> Result<Option<File>, HistoryError> {
-        let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32;
         let deadline = Instant::now() + PATIENCE;
         loop {
-            let mut options = OpenOptions::new();
-            options.read(true).write(write).create(write).truncate(false).mode(0o600).custom_flags(flags);
-            let file = match options.open(path) {
-                Ok(file) => file,
+            let mut access = OpenOptions::new();
+            access.read(true).write(write);
+            let file = match regular::find(path, Links::Refused, &access) {
+                Ok(Some(file)) => file,
+                Ok(None) => return Err(HistoryError::NotAFile { path: shown(path) }),
                 Err(e) if e.kind() == io::ErrorKind::NotFound && !write => return Ok(None),
-                Err(e) if e.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error()) => {
-                    return Err(HistoryError::NotAFile { path: shown(path) });
+                Err(e) if e.kind() == io::ErrorKind::NotFound => {
+                    match access.create_new(true).mode(0o600).open(path) {
+                        Ok(file) => file,
+                        // Another program was faster.
+                        Err(e) if e.kind() == io::ErrorKind::AlreadyExists && Instant::now() < deadline => continue,
+                        Err(e) => return Err(self.failed("create")(e)),
+                    }
                 }
                 Err(e) => return Err(self.failed("open")(e)),
             };
             let meta = file.metadata().map_err(self.failed("stat"))?;
-            if !meta.is_file() {
-                return Err(HistoryError::NotAFile { path: shown(path) });
-            }
             match file.try_lock() {
                 // If it was set aside between open and lock, this lock is on a file that is no longer the history.
                 Ok(()) if is_at(path, &meta) => return Ok(Some(file)),

@@ -257,7 +257,7 @@ fn a_key_that_a_server_remembers_as_destroyed_is_gone() {
     let dir = tempfile::tempdir().unwrap();
     for number in [5, 6] {
         let gone = destroy(dir.path(), vec![state(number)]).unwrap_err();
-        assert!(gone.is_gone(), "{gone}");
+        assert!(gone.is_destroyed(), "{gone}");
     }
     let said = destroy(dir.path(), vec![state(2), yes(19), yes(20), state(5)]).unwrap();
     assert_eq!(said[..2], ["revoked 7", "destroyed 7"]);
@@ -268,7 +268,7 @@ fn a_key_that_a_server_remembers_as_destroyed_is_gone() {
 fn what_was_done_before_a_server_fell_silent_is_told() {
     let dir = tempfile::tempdir().unwrap();
     let silent = destroy(dir.path(), vec![state(2), yes(19), yes(20)]).unwrap_err();
-    assert!(!silent.is_gone() && silent.to_string().contains("revoked 7; destroyed 7; and then: "), "{silent}");
+    assert!(!silent.is_destroyed() && silent.to_string().contains("revoked 7; destroyed 7; and then: "), "{silent}");
     assert!(
         matches!(fault::<()>(Err(silent)), ServerFault::Partly { fault, .. } if matches!(*fault, ServerFault::Timeout { .. }))
     );

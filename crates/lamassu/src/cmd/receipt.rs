@@ -138,17 +138,18 @@ fn shown_of_server(receipt: &KeyReceipt) -> String {
 /// A receipt for people.
 pub fn shown(receipt: &Document) -> String {
     let time = |seconds: u64| text::time(i64::try_from(seconds).unwrap_or(i64::MAX / 2));
-    let mut out = format!("receipt {}, signed by {}\n", receipt.id, receipt.audit_key);
+    let id = text::printable(&receipt.id);
+    let mut out = format!("receipt {id}, signed by {}\n", text::printable(&receipt.audit_key));
     let state = if receipt.complete { "destroyed" } else { "NOT FINISHED: run `lamassu key destroy` again; begun" };
     let by = receipt.by.user.clone().unwrap_or_else(|| format!("uid {}", receipt.by.uid));
     let _ = writeln!(
         out,
         "keys of vault {} ({}) {state} on {} by {}@{}",
-        receipt.vault,
-        receipt.path,
+        text::printable(&receipt.vault),
+        text::printable(&receipt.path),
         time(receipt.time),
-        by,
-        receipt.by.host
+        text::printable(&by),
+        text::printable(&receipt.by.host)
     );
     let mut section = |title: &str, lines: Vec<String>| {
         if !lines.is_empty() {

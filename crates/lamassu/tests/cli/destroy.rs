@@ -172,6 +172,112 @@ fn a_vault_in_use_is_not_destroyed() {
     b.run("ls v").ok();
 }
 
+/// A dataset can be mounted by its own directory in the store, where its daemon can give it a slot.
+#[test]
+fn a_vault_whose_dataset_is_in_use_is_not_destroyed() {
+    let b = Bench::new();
+    vault(&b);
+    b.run("dataset create v p").ok();
+    let p = b.run("path v p").ok().text().trim().to_string();
+    b.dir("m");
+    for how in ["", "--read-only ", "-o fsname=else "] {
+        b.run(&format!("mount {how}v/{p} m")).ok();
+        b.run(&format!("{DESTROY} v")).code(11).says("mounted");
+        b.unmount("m");
+    }
+    assert!(!b.path("r").exists());
+    b.run("ls v").ok();
+    b.run(&format!("{DESTROY} v")).ok();
+    b.run(&format!("ls v/{p}")).code(52);
+}
+
+/// While a person is asked, a dataset gets a slot: it is named, and the person is asked again.
+#[test]
+fn a_dataset_that_opens_since_the_question_is_asked_about() {
+    use std::io::{Read, Write};
+    use std::process::Stdio;
+    let b = Bench::new();
+    let public = vault(&b);
+    b.run("dataset create v p").ok();
+    let p = b.run("path v p").ok().text().trim().to_string();
+    let second = b.key("second");
+    // script(1) has a terminal for it.
+    let plain = b.command(["x"]);
+    let mut script = Command::new("script");
+    script.args(["-qec", &format!("\"$L\" {} v", DESTROY.replace("--yes ", "")), "/dev/null"]);
+    script.envs(plain.get_envs().filter_map(|(k, v)| Some((k, v?)))).env("L", plain.get_program());
+    script.current_dir(b.path("")).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = script.spawn().expect("script");
+    let (mut input, mut output) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+    let mut until = |words: &str| {
+        let (mut said, mut byte) = (Vec::new(), [0]);
+        while !said.ends_with(words.as_bytes()) {
+            assert_ne!(output.read(&mut byte).unwrap(), 0, "{}", String::from_utf8_lossy(&said));
+            said.push(byte[0]);
+        }
+        String::from_utf8(said).unwrap()
+    };
+    let asked = until("Type destroy to go on:");
+    assert!(!asked.contains(&p), "{asked}");
+    b.run(&format!("key add -n {second} v/{p}")).ok();
+    input.write_all(b"destroy\n").unwrap();
+    let again = until("Type destroy to go on:");
+    assert!(again.contains("have changed") && again.contains(&p), "{again}");
+    input.write_all(b"destroy\n").unwrap();
+    until("are destroyed");
+    assert!(child.wait().unwrap().success());
+    assert_eq!(receipt(&b, &public)["datasets"][0]["stored"], p.as_str());
+    b.run(&format!("ls -k {second} v/{p}")).ok();
+}
+
+/// A destruction of a dataset that was cut off leaves the old header, whose slots open the dataset.
+#[test]
+fn a_dataset_whose_destruction_is_not_finished_opens() {
+    let b = Bench::new();
+    let public = vault(&b);
+    let own = b.key("own");
+    b.run(&format!("dataset create --new-key {own} v p")).ok();
+    let p = b.run("path v p").ok().text().trim().to_string();
+    let read = |name: &str| std::fs::read(b.path(&format!("v/{p}/lamassu.vault{name}"))).unwrap_or_default();
+    let opens = |header: &[u8]| serde_json::from_slice::<Value>(header).is_ok_and(|h| h["slots"][0].is_object());
+    let cut_off = (1..40).any(|n| {
+        killed_at(&b, &format!("key destroy --yes -k {own} v/{p}"), "fsync", n);
+        !opens(&read(""))
+    });
+    assert!(cut_off && opens(&read(".replacing")));
+    b.run(&format!("{DESTROY} v")).ok().says("opens without it").says(&p);
+    assert_eq!(receipt(&b, &public)["datasets"][0]["stored"], p.as_str());
+}
+
+/// A restore that was cut off leaves a header that opens, where the next destruction has to find it; and none of its
+/// links leads that to the header in place.
+#[test]
+fn what_a_restore_left_after_a_destruction_is_erased() {
+    let b = Bench::new();
+    vault(&b);
+    b.run("key backup v copy").ok();
+    let old = wrapped(&b.path("v/lamassu.vault"));
+    b.run("key destroy --yes v").ok();
+    let holds_keys = || {
+        let files = std::fs::read_dir(b.path("v")).unwrap().map(|file| file.unwrap().path());
+        files.filter(|path| path.is_file()).any(|path| found(&old, &std::fs::read(&path).unwrap()) > 0)
+    };
+    assert!(!holds_keys());
+    let (mut left, mut linked) = (0, 0);
+    for (call, n) in ["rename", "fsync", "link", "linkat", "unlink"].iter().flat_map(|c| (1..8).map(move |n| (*c, n))) {
+        let step = format!("{call} {n}");
+        killed_at(&b, "key restore copy v", call, n);
+        let is_restored = b.run("ls v").code == 0;
+        left += usize::from(!is_restored && holds_keys());
+        linked += usize::from(!is_restored && b.path("v/lamassu.vault.replaced").exists());
+        let again = b.run("key destroy --yes v");
+        assert!([0, 52].contains(&again.code), "{step}: {}", again.err);
+        assert!(!holds_keys(), "{step}");
+        b.run("ls v").code(52);
+    }
+    assert!(left > 1 && linked > 1, "{left} {linked}");
+}
+
 /// Killed before each of its system calls that change anything: the vault is whole then, or the next run finishes.
 #[test]
 fn a_kill_at_any_step_leaves_it_whole_or_to_be_finished() {
@@ -187,10 +293,15 @@ fn a_kill_without_a_receipt_too() {
 
 /// Runs a line that is killed at the nth of some system call.
 pub fn killed_at(b: &Bench, line: &str, call: &str, n: usize) -> Ran {
+    injected_at(b, line, call, n, "signal=KILL")
+}
+
+/// Runs a line whose nth system call of some kind goes as strace(1) is told.
+pub fn injected_at(b: &Bench, line: &str, call: &str, n: usize, what: &str) -> Ran {
     let plain = b.command(line.split_whitespace());
     let mut strace = Command::new("strace");
     strace.args(["-f", "-qqq", "-o", "/dev/null", "-e", &format!("trace={call}")]);
-    strace.args(["-e", &format!("inject={call}:signal=KILL:when={n}")]).arg(plain.get_program()).args(plain.get_args());
+    strace.args(["-e", &format!("inject={call}:{what}:when={n}")]).arg(plain.get_program()).args(plain.get_args());
     strace.current_dir(plain.get_current_dir().unwrap()).envs(plain.get_envs().filter_map(|(k, v)| Some((k, v?))));
     strace.output().expect("strace: run scripts/setup").into()
 }

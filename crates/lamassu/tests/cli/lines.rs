@@ -35,6 +35,27 @@ fn a_name_in_a_vault_forges_no_line_of_a_command() {
 }
 
 #[test]
+fn the_name_of_a_vault_forges_no_line_where_a_person_is_asked() {
+    let b = Bench::new();
+    crate::support::Ran::from(b.command(["init", EVIL]).output().unwrap()).ok();
+    for source in ["passphrase:prompt", "recovery:prompt", "recovery-shares:prompt"] {
+        // script(1) has a terminal for it.
+        let plain = b.command([""; 0]);
+        let mut script = std::process::Command::new("script");
+        script.args(["-qec", "\"$L\" ls -k \"$SOURCE\" \"$VAULT\"", "/dev/null"]).current_dir(b.path(""));
+        script.envs(plain.get_envs().filter_map(|(k, v)| Some((k, v?))));
+        script
+            .env("L", plain.get_program())
+            .env("SOURCE", source)
+            .env("VAULT", EVIL)
+            .stdin(std::process::Stdio::null());
+        let said = crate::support::Ran::from(script.output().expect("script")).text().replace('\r', "");
+        assert!(said.contains(" for a\\nlamassu"), "{said:?}");
+        is_harmless(said.split("for a").nth(1).unwrap().split("b: ").next().unwrap());
+    }
+}
+
+#[test]
 fn a_name_in_a_store_forges_no_line_of_a_log() {
     let b = Bench::new();
     b.run("init --names plain v").ok();

@@ -1,6 +1,6 @@
 //! Headers that were replaced or destroyed: what the store still holds of them.
 
-use crate::destroy::{DESTROY, found, killed_at, receipt, vault, wrapped};
+use crate::destroy::{DESTROY, found, injected_at, killed_at, receipt, vault, wrapped};
 use crate::support::{Bench, Ran};
 use serde_json::Value;
 use std::path::Path;
@@ -118,6 +118,101 @@ fn no_kill_leaves_an_old_header_whole_without_a_name() {
     assert!(seen > 10 && kept > 3, "{seen} {kept}");
     // What is overwritten on the way is no backup to restore from.
     b.run("key restore v/lamassu.vault.replaced v").code(2).says("copy it");
+}
+
+/// A restore gives the header in place a second name, and then fails, or is killed: a slot that is removed afterwards
+/// is removed there too.
+#[test]
+fn a_restore_that_failed_keeps_no_slot_that_is_removed_later() {
+    let mut failed = 0;
+    for (call, n) in ["rename", "fsync"].iter().flat_map(|c| (1..8).map(move |n| (*c, n))) {
+        for how in ["error=EIO", "signal=KILL"] {
+            let step = format!("{how} {call} {n}");
+            let b = Bench::new();
+            b.run("init v").ok();
+            b.run("key backup v copy").ok();
+            let second = b.key("second");
+            b.run(&format!("key add -n {second} v")).ok();
+            let before = std::fs::read(b.path("v/lamassu.vault")).unwrap();
+            let header: Value = serde_json::from_slice(&before).unwrap();
+            let slot = header["slots"][1]["wrapped"].as_str().unwrap().to_string();
+            let restored = injected_at(&b, "key restore copy v", call, n, how);
+            if restored.code == 0 || std::fs::read(b.path("v/lamassu.vault")).unwrap() != before {
+                continue;
+            }
+            failed += 1;
+            b.run("key remove v 2").ok();
+            for file in std::fs::read_dir(b.path("v")).unwrap() {
+                let path = file.unwrap().path();
+                if path.is_file() {
+                    assert_eq!(
+                        found(std::slice::from_ref(&slot), &std::fs::read(&path).unwrap()),
+                        0,
+                        "{step}: {path:?}"
+                    );
+                }
+            }
+            // Nor has it a name elsewhere, which would be said.
+            b.run(&format!("ls -k {second} v")).code(12);
+        }
+    }
+    assert!(failed > 5, "{failed}");
+}
+
+/// A person's own link to the header: it is not overwritten, and that is said.
+#[test]
+fn a_header_with_another_name_is_told_of() {
+    let b = Bench::new();
+    b.run("init v").ok();
+    let second = b.key("second");
+    b.run(&format!("key add -n {second} v")).ok();
+    std::fs::hard_link(b.path("v/lamassu.vault"), b.path("mine")).unwrap();
+    b.run("key remove v 2").ok().says("another name");
+    let told = b.run(&format!("key add -n {second} v")).ok();
+    assert!(!told.err.contains("another name"), "{}", told.err);
+    b.run("key backup v copy").ok();
+    let told = b.run("key restore copy v").ok();
+    assert!(!told.err.contains("another name"), "{}", told.err);
+}
+
+/// Ctrl-C while the old header is overwritten: what was begun is finished.
+#[test]
+fn a_signal_leaves_no_old_header() {
+    for line in [
+        "key add -n raw:file:second v",
+        "key change -n raw:file:key v",
+        "key remove v 2",
+        "key renew v",
+        "key admin rotate v",
+        "key rotate --outer v",
+        "key restore --force copy v",
+    ] {
+        for (call, n) in [("pwrite64", 1), ("pwrite64", 2), ("fallocate", 1), ("unlink", 1), ("unlink", 2)] {
+            let b = Bench::new();
+            b.run("init v").ok();
+            b.key("second");
+            if line.contains("restore") {
+                b.run("key backup v copy").ok();
+                b.run("key restore copy v").ok();
+            }
+            b.run("key add -n raw:file:second v").ok();
+            let header = b.path("v/lamassu.vault");
+            let before = (wrapped(&header), std::fs::File::open(&header).unwrap());
+            let text = std::fs::read(&header).unwrap();
+            let ran = injected_at(&b, line, call, n, "signal=INT");
+            assert!(!b.path("v/lamassu.vault.replacing").exists(), "{line}: {call} {n}");
+            // Old headers alone are punched: then it is too late to stop.
+            if ran.code == 15 && call != "fallocate" {
+                assert_eq!(std::fs::read(&header).unwrap(), text, "{line}: {call} {n}");
+                continue;
+            }
+            ran.ok();
+            let mut bytes = vec![0; 1 << 20];
+            let len = std::os::unix::fs::FileExt::read_at(&before.1, &mut bytes, 0).unwrap();
+            // A restore keeps it.
+            assert!(line.contains("restore") || found(&before.0, &bytes[..len]) == 0, "{line}: {call} {n}");
+        }
+    }
 }
 
 /// What a header's slots wrap, where it is one.

@@ -25,6 +25,9 @@ pub(super) struct TokenKey {
     kind: KeyKind,
     /// label and id, to find the public half
     named: Vec<Attribute>,
+    class: Option<Class>,
+    /// how many private and secret keys have that name, also unsuitable ones
+    seen: usize,
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -39,21 +42,11 @@ impl TokenKey {
         let mut named = Vec::new();
         named.extend(uri.object.clone().map(Attribute::Label));
         named.extend(uri.id.clone().map(Attribute::Id));
-        let mut suitable = Vec::new();
-        let mut seen = 0;
-        for (class, object) in [(Class::Private, ObjectClass::PRIVATE_KEY), (Class::Secret, ObjectClass::SECRET_KEY)] {
-            if uri.class.is_some_and(|wanted| wanted != class) {
-                continue;
-            }
-            let mut template = named.clone();
-            template.push(Attribute::Class(object));
-            for key in session.find_objects(&template).map_err(failed("list its keys"))? {
-                seen += 1;
-                suitable.extend(kind_of(&session, key).map(|kind| (key, kind)));
-            }
-        }
+        let keys = keys_of(&session, &named, uri.class)?;
+        let seen = keys.len();
+        let suitable: Vec<_> = keys.into_iter().filter_map(|key| Some((key, kind_of(&session, key)?))).collect();
         match suitable[..] {
-            [(key, kind)] => Ok(TokenKey { session, key, kind, named }),
+            [(key, kind)] => Ok(TokenKey { session, key, kind, named, class: uri.class, seen }),
             [] if seen > 0 => Err(TokenFault::Unsuitable),
             [] => Err(TokenFault::NoObject { wanted: "private or secret key" }),
             _ => Err(TokenFault::ManyObjects { count: suitable.len() }),
@@ -76,6 +69,7 @@ impl TokenKey {
         }
         let left = self.session.find_objects(&self.named).map_err(failed("list its keys"))?;
         said.push(format!("objects of that name left in the token: {}", left.len()));
+        check_gone(self.seen, keys_of(&self.session, &self.named, self.class)?.len())?;
         Ok(said)
     }
 
@@ -218,6 +212,23 @@ impl Token for TokenKey {
 }
 
 /// RSA or AES, if the key can decrypt.
+/// The private and secret keys with a name.
+fn keys_of(session: &Session, named: &[Attribute], class: Option<Class>) -> Result<Vec<ObjectHandle>, TokenFault> {
+    let mut keys = Vec::new();
+    for (of, object) in [(Class::Private, ObjectClass::PRIVATE_KEY), (Class::Secret, ObjectClass::SECRET_KEY)] {
+        if class.is_none_or(|wanted| wanted == of) {
+            let template = [named, &[Attribute::Class(object)]].concat();
+            keys.extend(session.find_objects(&template).map_err(failed("list its keys"))?);
+        }
+    }
+    Ok(keys)
+}
+
+/// A token can report success and do nothing: one key of that name must be missing.
+fn check_gone(before: usize, left: usize) -> Result<(), TokenFault> {
+    if left < before { Ok(()) } else { Err(TokenFault::NotDestroyed { left }) }
+}
+
 fn kind_of(session: &Session, key: ObjectHandle) -> Option<KeyKind> {
     let attributes = session.get_attributes(key, &[AttributeType::KeyType, AttributeType::Decrypt]).ok()?;
     attributes.contains(&Attribute::Decrypt(true)).then_some(())?;
@@ -262,4 +273,15 @@ fn is_anothers(e: &Error) -> bool {
             _
         )
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_that_is_still_there_was_not_destroyed() {
+        assert!(check_gone(1, 0).is_ok() && check_gone(2, 1).is_ok());
+        assert!(matches!(check_gone(1, 1), Err(TokenFault::NotDestroyed { left: 1 })));
+    }
 }

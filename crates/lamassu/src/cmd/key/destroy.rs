@@ -12,7 +12,9 @@ use crate::{mounts, open, served, signals};
 use lamassu_format::header::{Destroyed, Header, VaultHeader};
 use lamassu_format::name;
 use lamassu_host::Error as HostError;
+use lamassu_host::WriterLock;
 use lamassu_host::destroy::survey;
+use lamassu_host::lock::lock_out_writers_below;
 use lamassu_keys::destroy::{self, Destruction};
 use lamassu_keys::history::EventKind;
 use lamassu_keys::receipt::{AtServer, AuditKey, Receipt, ReceiptError};
@@ -104,7 +106,8 @@ pub fn run(ui: &Ui, args: &Destroy) -> Result<()> {
     if args.id.as_ref().is_some_and(|id| *id != destruction.header().id().to_string()) {
         return Err(Fault::NotThatDataset { dir: args.dir.clone() }.into());
     }
-    let mut run = Run { ui, args, audit, servers, asked: Vec::new(), gone: Vec::new(), receipt: None };
+    let mut run =
+        Run { ui, args, audit, servers, asked: Vec::new(), proven: Vec::new(), gone: Vec::new(), receipt: None };
     match destruction.begun() {
         None => run.begin(destruction),
         Some(destroyed) => run.go_on(destruction, destroyed),
@@ -132,7 +135,9 @@ struct Run<'a> {
     servers: Vec<KeySource>,
     /// what was asked of them, by this run and earlier ones
     asked: Vec<AtServer>,
-    /// sources whose key is gone, without a record that the key was this vault's
+    /// sources whose key opened a slot of this vault in this run
+    proven: Vec<String>,
+    /// sources whose key is not there or not shown, where nothing tells that this vault's key was destroyed
     gone: Vec<String>,
     /// where an audit key signs one
     receipt: Option<Receipt>,
@@ -140,12 +145,15 @@ struct Run<'a> {
 
 impl Run<'_> {
     fn begin(&mut self, destruction: Destruction) -> Result<()> {
+        // Until it is done: a daemon that has a dataset open could give it a slot, and go on writing.
+        let _below = self.lock_out_writers_below()?;
         let header = destruction.header().clone();
         let source = self.args.key.source()?;
         let unlocked = keys::unlock(self.ui, &header, self.args.key.with(&source), &self.args.dir)?;
         unlocked.may_change(&header)?;
         for source in &self.servers {
             self.prove(source, Some(&header))?;
+            self.proven.push(source.to_string());
             self.asked.push(AtServer { source: source.to_string(), destroyed: false, answers: Vec::new() });
         }
         // A draft is made in any case: it is what a person is shown. Without an audit key it is not kept.
@@ -158,13 +166,25 @@ impl Run<'_> {
                 &throwaway
             }
         };
-        let mut draft = destroy::draft(&self.args.dir, &header, &unlocked, audit)?;
-        let (bytes, left) = survey(&self.args.dir, &header, &unlocked)?;
-        draft.stored_bytes = Some(bytes);
-        if header.has_datasets() || !left.is_empty() {
-            draft.leave(left);
-        }
-        self.confirm(&draft)?;
+        let bare = destroy::draft(&self.args.dir, &header, &unlocked, audit)?;
+        let mut found = survey(&self.args.dir, &header, &unlocked)?;
+        let draft = loop {
+            let (bytes, left) = found;
+            let mut draft = bare.clone();
+            draft.stored_bytes = Some(bytes);
+            if header.has_datasets() || !left.is_empty() {
+                draft.leave(left);
+            }
+            if !self.confirm(&draft)? {
+                break draft;
+            }
+            // `key add` takes no writer's lock, and a person may take long.
+            found = survey(&self.args.dir, &header, &unlocked)?;
+            if found.1 == draft.datasets {
+                break draft;
+            }
+            self.ui.warn("meanwhile the datasets have changed that open without it");
+        };
         signals::check()?;
         // From here on it is finished, also after Ctrl-C.
         signals::flag_only();
@@ -195,6 +215,16 @@ impl Run<'_> {
                 Err(error)
             }
         }
+    }
+
+    /// Keeps writers away from the datasets in it. Each may be open by its own directory in the store.
+    fn lock_out_writers_below(&self) -> Result<Vec<WriterLock>> {
+        let failed = |source| HostError::NotADirectory { dir: self.args.dir.clone(), source };
+        let dir = self.args.dir.canonicalize().map_err(failed)?;
+        if let Some(mount) = mounts::any_of_dataset_in(&dir) {
+            return Err(Fault::RetireMounted { mountpoint: mount.mountpoint.clone() }.into());
+        }
+        open::once_closed(self.ui, &dir, || Ok(lock_out_writers_below(&self.ui.policy, &dir)?))
     }
 
     fn commit(&self, destruction: Destruction, keys: &Unlocked, destroyed: Destroyed) -> Result<Destruction> {
@@ -253,10 +283,15 @@ impl Run<'_> {
                 continue;
             }
             let error = match self.prove(&source, header) {
-                Ok(()) => None,
+                Ok(()) => {
+                    self.proven.push(name.clone());
+                    None
+                }
                 Err(error) => match error.fault() {
-                    Fault::Host(HostError::Key(KeyError::Source(e))) if e.is_gone() || e.is_revoked() => {
-                        Some((e.is_gone(), error.to_string()))
+                    Fault::Host(HostError::Key(KeyError::Source(e)))
+                        if e.is_destroyed() || e.is_not_shown() || e.is_revoked() =>
+                    {
+                        Some((!e.is_revoked(), error.to_string()))
                     }
                     _ => return Err(error),
                 },
@@ -280,7 +315,7 @@ impl Run<'_> {
     /// The receipt, as far as things are; on standard output only when all is done.
     fn put_down(&mut self) -> Result<()> {
         let (Some(receipt), Some(audit)) = (&mut self.receipt, &self.audit) else { return Ok(()) };
-        receipt.servers.clone_from(&self.asked);
+        receipt.set_servers(self.asked.clone());
         receipt.sign(audit);
         match &self.args.how.receipt {
             Some(file) => header_file::write_over(file, &receipt.to_json())?,
@@ -290,7 +325,8 @@ impl Run<'_> {
         Ok(())
     }
 
-    fn confirm(&self, draft: &Receipt) -> Result<()> {
+    /// Says what stays readable, and asks. Whether a person was asked.
+    fn confirm(&self, draft: &Receipt) -> Result<bool> {
         for backup in &draft.backups {
             self.ui
                 .warn(format_args!("a copy of the header on record still opens it: {} ({})", backup.file, backup.now));
@@ -310,7 +346,7 @@ impl Run<'_> {
                 .warn("its outer key is its zone's too: holders of the zone's keys go on reading it; re-key it first");
         }
         if self.args.how.yes {
-            return Ok(());
+            return Ok(false);
         }
         if !std::io::stdin().is_terminal() {
             return Err(
@@ -329,7 +365,7 @@ impl Run<'_> {
             path: "standard input".into(),
             source,
         })?;
-        if line.trim() == WORD { Ok(()) } else { Err(HostError::Interrupted.into()) }
+        if line.trim() == WORD { Ok(true) } else { Err(HostError::Interrupted.into()) }
     }
 
     /// Everything after the point of no return. Servers come first: the old header still shows whose keys they were.
@@ -365,17 +401,25 @@ impl Run<'_> {
 
     /// What was answered is written down at once: behind this step the keys cannot be asked for again.
     fn destroy_elsewhere(&mut self) -> Result<()> {
-        let subject = self.args.dir.display().to_string();
+        let subject = crate::text::printable(&self.args.dir.display().to_string());
         let ask = Ask { subject: &subject, purpose: Purpose::Unlock, stdin: true };
         for source in std::mem::take(&mut self.servers) {
+            let name = source.to_string();
             let (destroyed, answers) = match source.destroy(&ask) {
                 Ok(answers) => (true, answers),
-                // It was there when it was proven to be this vault's key.
-                Err(error) if error.is_gone() => (true, vec![format!("{error}: it was destroyed before")]),
+                // Each was proven to be this vault's key, by this run or by the one whose receipt names it.
+                Err(error) if error.is_destroyed() => (true, vec![format!("{error}: it was destroyed before")]),
+                // A moment ago this client was shown it.
+                Err(error) if error.is_not_shown() && self.proven.contains(&name) => {
+                    (true, vec![format!("{error}: it was there when this run began")])
+                }
+                Err(error) if error.is_not_shown() => {
+                    self.gone.push(name.clone());
+                    (false, vec![format!("{error}: not there, or not shown; nothing tells that it was destroyed")])
+                }
                 Err(error) => (false, vec![error.to_string()]),
             };
             answers.iter().for_each(|answer| self.ui.note(format_args!("{source}: {answer}")));
-            let name = source.to_string();
             if let Some(asked) = self.asked.iter_mut().find(|s| s.source == name) {
                 (asked.destroyed, asked.answers) = (destroyed, answers);
             }
