@@ -63,9 +63,8 @@ mod types;
 mod write;
 
 pub use anchored::{AnchoredFiles, ClosedFiles, TreeOf, Trees};
-pub use block::wipe_spare;
 pub use fetching::Fetching;
-pub use presealed::trim_spare;
+pub use presealed::{trim_spare, wipe_spare};
 pub use rekey::{Rekey, RekeyStep};
 pub use scrub::{FileScrub, ScrubContext, StaleRanges};
 pub use session::{Ended, SessionKeeper, Sessions, Standing};
