@@ -137,7 +137,7 @@ impl Core {
         let block = self.geo().block_at(stored);
         let buffered = st.buffer.set_aside();
         // The content that the file had at that length, not the buffered one: no block is ever a mixture of versions.
-        let old = match st.shrink.take_last_block(block) {
+        let old = match st.shrink.last_block(block) {
             Some(bytes) => Ok(bytes),
             None => self.load_block_within(st, block, stored),
         };
