@@ -449,25 +449,23 @@ impl Vault {
         self.gate.is_closed()
     }
 
-    /// fsync(2): the file, and every directory above it in which an entry of its path was made in this mount and not
-    /// synced since.
+    /// fsync(2), or fdatasync(2) if `data_only`: the file, and every directory above it in which an entry of its path
+    /// was made in this mount and not synced since.
     ///
     /// # Errors
     /// [`VaultError::BadHandle`], those of the store.
     pub fn fsync(&self, handle: HandleId, data_only: bool) -> Result<()> {
-        // fdatasync too promises that the data can be found again.
-        let _ = data_only;
-        self.with_room(|| self.fsync_once(handle))
+        self.with_room(|| self.fsync_once(handle, data_only))
     }
 
-    fn fsync_once(&self, handle: HandleId) -> Result<()> {
+    fn fsync_once(&self, handle: HandleId, data_only: bool) -> Result<()> {
         let (open, _) = self.file_of(handle)?;
         self.left.tell_lost(handle, true)?;
         // Frozen: everything is durable already, so the caller need not wait.
         let Some(_pass) = self.sync_pass() else { return Ok(()) };
         if open.is_writable() {
             open.dirty_since.store(0, Ordering::Relaxed);
-            if let Err(e) = open.file().sync() {
+            if let Err(e) = if data_only { open.file().sync() } else { open.file().sync_all() } {
                 open.touched(self.now());
                 return Err(e.into());
             }
@@ -509,7 +507,11 @@ impl Vault {
             match self.dir(*parent).and_then(|d| d.handle.sync().map_err(io("sync a directory"))) {
                 Ok(()) => self.unsynced.synced(id, number),
                 Err(VaultError::Stale | VaultError::NotFound) => is_synced = false,
+        } else if !data_only {
+            // Its attributes may have changed nevertheless.
+            open.file().backing().sync_all().map_err(io("sync a file"))?;
                 Err(e) => return Err(e),
+        // fdatasync too promises that the data can be found again.
             }
         }
         Ok(is_synced)

@@ -3,7 +3,7 @@
 //! After a failed barrier the kernel may have dropped data that it could not write, although reads still show them. So
 //! the next barrier counts only after everything uncovered was read back, verified and written again.
 
-use super::primitives::{Core, PageId};
+use super::primitives::{Core, Covers, PageId};
 use super::state::{Held, State};
 use super::types::{Durability, StoreError};
 use lamassu_format::{Page, PageNo, SlotKey};
@@ -22,10 +22,15 @@ impl Core {
 
     /// A barrier in every durability mode, after the repair that an earlier failed one asks for.
     pub fn sync_data(&self, st: &mut State) -> Result<(), StoreError> {
+        self.sync_as(st, Covers::Content)
+    }
+
+    /// The same for what `covers` names.
+    pub fn sync_as(&self, st: &mut State, covers: Covers) -> Result<(), StoreError> {
         if st.failures.needs_rewrite() {
             self.write_uncovered_again(st)?;
         }
-        self.issue_barrier(st)
+        self.issue_barrier(st, covers)
     }
 
     /// I11: writes again what no barrier has covered. Content that is gone falls back to its previous key, or is lost;

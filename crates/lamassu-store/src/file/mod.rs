@@ -440,23 +440,6 @@ impl File {
         }
     }
 
-    /// Commits and makes durable.
-    pub fn sync(&self) -> Result<(), StoreError> {
-        if self.core.ctx.read_only {
-            return Ok(());
-        }
-        let before = self.lost_barriers.load(Ordering::Acquire);
-        let mut st = self.exclusive();
-        match self.core.takes_long(&st, true) {
-            true => self.core.open_to_others(&mut st, Core::sync),
-            false => self.core.sync(&mut st),
-        }?;
-        match self.lost_barriers.load(Ordering::Acquire) == before {
-            true => Ok(()),
-            false => Err(commit::lost_barrier()), // while this call waited; another call reported it
-        }
-    }
-
     /// Whether buffered writes wait.
     pub fn is_dirty(&self) -> bool {
         self.core.is_dirty()
