@@ -104,7 +104,7 @@ impl Core {
     fn rounds(&self, st: &mut State, size: u64) -> Result<(), StoreError> {
         let mut goal = self.goal(st, size)?;
         loop {
-            if st.failures.needs_rewrite() {
+            if self.needs_rewrite(st) {
                 // I11: what a failed barrier lost is written again here, and never between the pages of a round and its
                 // data: there the blocks that are still to be written would be taken for lost.
                 self.sync_data(st)?;

@@ -146,12 +146,18 @@ impl Core {
         };
         if let Err(source) = done {
             st.note_failed_barrier();
+            if let Some(fresh) = &self.fresh {
+                fresh.note_failed_barrier();
+            }
             return Err(StoreError::Io { op: "sync", offset: 0, source });
         }
         if st.marks.has_uncovered() {
             st.marks.note_barrier_time(start.elapsed());
         }
         st.note_barrier();
+        if let Some(fresh) = &self.fresh {
+            fresh.note_barrier();
+        }
         if st.slack.is_empty() {
             return Ok(());
         }
