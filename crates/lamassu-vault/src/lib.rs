@@ -42,7 +42,7 @@
 //! 6. `Vault::tree`: shared to find an entry by a name or number, exclusive to change where entries are found
 //! 7. `Vault::names_locks`: changes within one directory
 //! 8. `Vault::workshop`, or `Anchored::attrs_locks`: the attributes of one node
-//! 9. `Vault::settling`: one pass of commits and barriers. Never taken by a thread that holds `tree`
+//! 9. `Vault::settling`: one pass of commits and barriers, never taken by a thread that holds `tree`; `Vault::barriers`
 //! 10. the lock of a `lamassu_store::File`, and of the records in `root` and `session`
 //! 11. what a walk over the tree was told (`moved`)
 //! 12. `Vault::nodes`, then the cache in `dirs`
@@ -193,8 +193,8 @@ pub struct Vault {
     /// What is moved while a walk over the tree is under way.
     moved: moved::Watching,
     unsynced: settle::Unsynced,
-    /// How many barriers of the whole store have failed.
-    barriers_failed: AtomicU64,
+    /// Held while the store syncs, and while its failure is noted in files.
+    barriers: settle::Barriers,
     /// Bytes written since the buffers were last added up.
     written: AtomicU64,
     /// Set while the buffers exceed their limit.
@@ -302,7 +302,7 @@ impl Vault {
             rekeying: Mutex::new(()),
             moved: moved::Watching::default(),
             unsynced: settle::Unsynced::default(),
-            barriers_failed: AtomicU64::new(0),
+            barriers: settle::Barriers::default(),
             written: AtomicU64::new(0),
             overfull: Mutex::new(None),
             room: room::Room::default(),

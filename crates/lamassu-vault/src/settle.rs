@@ -14,7 +14,7 @@ use lamassu_store::file::Mark;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Buffers older than this are committed by [`Vault::maintain`].
@@ -97,6 +97,16 @@ impl Unsynced {
     }
 }
 
+/// Barriers of the whole store, one at a time. The store tells one caller only that it has lost something. So the next
+/// barrier begins when that is noted in all that it concerns.
+#[derive(Default)]
+pub(crate) struct Barriers {
+    begun: AtomicU64,
+    failed: AtomicU64,
+    /// The number of the last one that succeeded.
+    last_good: Mutex<u64>,
+}
+
 /// The first error of several steps; all steps are done.
 struct First(Result<()>);
 
@@ -117,36 +127,64 @@ fn settle_file(open: &OpenFile, mark: Mark) -> std::result::Result<(), StoreErro
 }
 
 impl Vault {
-    /// A barrier for the whole store. On success every name made before it is durable. A failure is noted in every open
-    /// file, since the store reports it only once.
+    /// A barrier for the whole store. On success every name made before it is durable.
     pub(crate) fn sync_store(&self) -> Result<()> {
         let begun = self.anchored.as_ref().map(|anchored| (anchored, anchored.before_barrier()));
         let last = self.unsynced.last();
-        let done = self.backend.sync().map_err(io("sync the store"));
-        match &done {
-            // Only now: an fsync meanwhile must still find the file's name among the unsynced ones.
-            Ok(()) => self.unsynced.all_synced(last),
-            Err(_) => {
-                self.barriers_failed.fetch_add(1, Ordering::AcqRel);
-                for open in self.files.all() {
-                    open.file().barrier_failed();
-                }
+        self.barrier()?;
+        // Only now: an fsync meanwhile must still find the file's name among the unsynced ones.
+        self.unsynced.all_synced(last);
+        begun.map_or(Ok(()), |(anchored, begun)| anchored.after_barrier(begun))
+    }
+
+    /// A barrier of its own, or one that began after this call. It also fails if another one does meanwhile: that one
+    /// got the report about what this one should have covered.
+    fn barrier(&self) -> Result<()> {
+        let barriers = &self.barriers;
+        let (begun, failed) = (barriers.begun.load(Ordering::Acquire), barriers.failed.load(Ordering::Acquire));
+        let mut last_good = barriers.last_good.lock();
+        if barriers.failed.load(Ordering::Acquire) != failed {
+            return Err(io("sync the store")(std::io::Error::from_raw_os_error(libc::EIO)));
+        }
+        if *last_good > begun {
+            return Ok(());
+        }
+        let number = barriers.begun.fetch_add(1, Ordering::AcqRel) + 1;
+        match self.backend.sync() {
+            Ok(()) => *last_good = number,
+            Err(error) => {
+                self.note_failed_barrier();
+                barriers.failed.fetch_add(1, Ordering::AcqRel);
+                return Err(io("sync the store")(error));
             }
         }
-        done?;
-        begun.map_or(Ok(()), |(anchored, begun)| anchored.after_barrier(begun))
+        Ok(())
+    }
+
+    /// The store has lost a write of any file, and will not say so again. Open files write again what it concerns. What
+    /// files have left that were closed since the last barrier is no longer known to be in the store: it is judged like
+    /// that of a killed process, in this session and, since this one stays open, in later ones.
+    fn note_failed_barrier(&self) {
+        // In this order: a file that is closed in between is either told or forgotten.
+        self.files.all().iter().for_each(|open| open.file().barrier_failed());
+        if let Some(anchored) = &self.anchored {
+            anchored.files.barrier_failed();
+        }
+        if self.ctx.sessions.is_under_way() {
+            self.ctx.sessions.note_left_behind();
+        }
     }
 
     /// Makes everything durable by `settle`, with a second attempt if the store failed. The store reports a lost
     /// barrier once; open files then write again what it concerns. But it may also concern a small file that was closed
     /// before, and is no longer in memory. So a lost barrier is reported whatever the second attempt gives.
     pub(crate) fn settle_twice(&self, settle: impl Fn(&Self) -> Result<()>) -> Result<()> {
-        let failed_before = self.barriers_failed.load(Ordering::Acquire);
+        let failed_before = self.barriers.failed.load(Ordering::Acquire);
         let Err(first) = settle(self) else { return Ok(()) };
         // The first attempt gave damaged data up, so the second would not report it.
         let is_damaged = matches!(first, VaultError::Damaged { .. } | VaultError::Store(StoreError::Damaged(_)));
         let second = self.with_room_of_closes(|| settle(self));
-        let is_lost = is_damaged || self.barriers_failed.load(Ordering::Acquire) != failed_before;
+        let is_lost = is_damaged || self.barriers.failed.load(Ordering::Acquire) != failed_before;
         match second {
             Ok(()) if is_lost => Err(first),
             second => second,
@@ -308,7 +346,7 @@ impl Vault {
         }
         self.close_quiet_session(now)?;
         let Some(_pass) = self.gate.try_enter() else { return Ok(()) };
-        let older = |since: &std::sync::atomic::AtomicU64, age: Millis| {
+        let older = |since: &AtomicU64, age: Millis| {
             let since = since.load(Ordering::Relaxed);
             since != 0 && now.saturating_sub(since) >= age
         };
@@ -450,29 +488,31 @@ impl Vault {
         self.gate.is_closed()
     }
 
-    /// fsync(2): the file, and every directory above it in which an entry of its path was made in this mount and not
-    /// synced since.
+    /// fsync(2), or fdatasync(2) if `data_only`: the file, and every directory above it in which an entry of its path
+    /// was made in this mount and not synced since.
     ///
     /// # Errors
     /// [`VaultError::BadHandle`], those of the store.
     pub fn fsync(&self, handle: HandleId, data_only: bool) -> Result<()> {
-        // fdatasync too promises that the data can be found again.
-        let _ = data_only;
-        self.with_room(|| self.fsync_once(handle))
+        self.with_room(|| self.fsync_once(handle, data_only))
     }
 
-    fn fsync_once(&self, handle: HandleId) -> Result<()> {
+    fn fsync_once(&self, handle: HandleId, data_only: bool) -> Result<()> {
         let (open, _) = self.file_of(handle)?;
         self.left.tell_lost(handle, true)?;
         // Frozen: everything is durable already, so the caller need not wait.
         let Some(_pass) = self.sync_pass() else { return Ok(()) };
         if open.is_writable() {
             open.dirty_since.store(0, Ordering::Relaxed);
-            if let Err(e) = open.file().sync() {
+            if let Err(e) = if data_only { open.file().sync() } else { open.file().sync_all() } {
                 open.touched(self.now());
                 return Err(e.into());
             }
+        } else if !data_only {
+            // Its attributes may have changed nevertheless.
+            open.file().backing().sync_all().map_err(io("sync a file"))?;
         }
+        // fdatasync too promises that the data can be found again.
         self.anchor_object(open.ino, || self.sync_way_to(open.ino))
     }
 

@@ -25,6 +25,22 @@ impl File {
     pub fn has_uncommitted(&self) -> bool {
         self.is_dirty() || self.core.fresh.as_ref().is_none_or(|fresh| fresh.has_written())
     }
+
+    /// After a barrier that covered this file up to `mark`: queues its state for the anchor (A4), unless it was written
+    /// since that mark. To be called before the anchor's commit; [`File::settle`] is called after it. Does nothing in
+    /// an unanchored vault.
+    ///
+    /// # Errors
+    /// Those of the anchor.
+    pub fn covered(&self, mark: Mark) -> Result<(), StoreError> {
+        let mut st = self.exclusive();
+        self.core.covered(&mut st, mark, Outlook::Rests)
+    }
+
+    /// Whether the anchor has the file's present state; true in an unanchored vault.
+    pub fn is_anchored(&self) -> bool {
+        self.core.fresh.as_ref().is_none_or(|fresh| !fresh.is_ahead())
+    }
 }
 
 impl Core {
@@ -35,7 +51,8 @@ impl Core {
         if self.ctx.read_only || !fresh.is_ahead() || fresh.is_put_away() {
             return Ok(());
         }
-        if st.marks.written() != mark || !st.failures.is_clear() || !fresh.is_certain() {
+        // The caller's barrier says nothing about pages that an earlier one has lost.
+        if st.marks.written() != mark || !st.failures.is_clear() || !fresh.is_certain() || fresh.has_lost() {
             return Ok(());
         }
         st.marks.cover(mark);
@@ -59,7 +76,7 @@ impl Core {
             return;
         };
         // An unsettled state is recovered when the file is opened again, as after a crash.
-        if self.is_settled(st) && fresh.is_ahead() && fresh.is_certain() {
+        if self.is_settled(st) && fresh.is_ahead() && fresh.is_certain() && !fresh.has_lost() {
             // Without it a scrub without keys verifies less of the file.
             let blocks = self.block_root(st).unwrap_or_default();
             fresh.remember((st.sizes.stored(), st.identity.profile()), blocks);
@@ -130,11 +147,17 @@ impl Core {
     pub fn recover(&self, st: &mut State) -> Result<(), StoreError> {
         let Some(fresh) = self.fresh.as_ref().filter(|fresh| fresh.must_recover()) else { return Ok(()) };
         let pages: Vec<PageNo> = fresh.known().in_flight.iter().copied().collect();
+        // I11: after a barrier of the store that failed, a page that is shown may never get to disk. So it is written
+        // again. A file that cannot be written stays as it is.
+        let has_lost = fresh.files().lost_barriers() > 0 && !self.is_mute(st);
         for g in pages {
             // Damage of one page does not affect others. It is reported when the page is read.
             match self.page(st, g) {
                 Ok(_) | Err(StoreError::Damaged(_)) => {}
                 Err(error) => return Err(error),
+            }
+            if has_lost && st.pages.good(g).is_some() {
+                self.keeping_mtime(st, |core, st| core.settle_page(st, g))?;
             }
         }
         self.anchor_now(st)

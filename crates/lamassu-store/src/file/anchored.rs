@@ -13,6 +13,7 @@ use lamassu_format::tree::Shape;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Where the tree records of files lie: a cache that is never trusted.
 pub trait Trees: Send + Sync {
@@ -44,6 +45,9 @@ pub(super) struct ClosedFile {
     pub number: u64,
 }
 
+/// The number of a file that is being opened: no barrier covers it, since its writer is about to take it over.
+const OPENING: u64 = 0;
+
 #[derive(Default)]
 struct Closed {
     files: HashMap<ObjectId, ClosedFile>,
@@ -59,6 +63,8 @@ pub struct AnchoredFiles {
     fetching: Fetching,
     read_time: ReadTime,
     closed: Mutex<Closed>,
+    /// Barriers of the whole store that failed.
+    lost_barriers: AtomicU64,
 }
 
 /// Which files were closed before a barrier of the whole store began.
@@ -83,8 +89,8 @@ impl AnchoredFiles {
         // An invalid degree is refused with the row of the vault.
         let shape = Shape::new(anchor.degree()).unwrap_or_default();
         let has_blocks = anchor.has_blocks();
-        let (read_time, closed) = Default::default();
-        Arc::new(AnchoredFiles { anchor, trees, shape, has_blocks, fetching, read_time, closed })
+        let (read_time, closed, lost_barriers) = Default::default();
+        Arc::new(AnchoredFiles { anchor, trees, shape, has_blocks, fetching, read_time, closed, lost_barriers })
     }
 
     /// The anchor.
@@ -115,7 +121,23 @@ impl AnchoredFiles {
     /// To be called before a barrier of the whole store: the files that were closed until now, with pages that no
     /// commit of the anchor covers.
     pub fn closed(&self) -> ClosedFiles {
-        ClosedFiles(self.closed.lock().files.iter().map(|(object, file)| (*object, file.number)).collect())
+        let closed = self.closed.lock();
+        let closed = closed.files.iter().filter(|(_, file)| file.number != OPENING);
+        ClosedFiles(closed.map(|(object, file)| (*object, file.number)).collect())
+    }
+
+    /// To be called when such a barrier has failed: forgets all of them. What the store has of their last pages is not
+    /// known, and a later barrier says nothing about it (I11). Their rows still accept both that and what was committed
+    /// before (A1, A6): they are judged when they are opened again. Files that have taken a state over write it again.
+    pub fn barrier_failed(&self) {
+        let closed = &mut *self.closed.lock();
+        closed.files.clear();
+        self.lost_barriers.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// How often [`AnchoredFiles::barrier_failed`] was called.
+    pub(super) fn lost_barriers(&self) -> u64 {
+        self.lost_barriers.load(Ordering::Acquire)
     }
 
     /// To be called after that barrier has succeeded: queues the states of those files for the anchor's next commit,
@@ -146,10 +168,27 @@ impl AnchoredFiles {
         closed.files.insert(object, ClosedFile { number: closed.numbers, ..file });
     }
 
-    /// The remembered state of a file that is opened; a writer takes it over.
+    /// The remembered state of a file that is being opened. It stays remembered until [`AnchoredFiles::opened`]: if the
+    /// file cannot be opened now, the next attempt must find it.
     pub(super) fn remembered(&self, object: ObjectId, takes_over: bool) -> Option<ClosedFile> {
-        let files = &mut self.closed.lock().files;
-        if takes_over { files.remove(&object) } else { files.get(&object).cloned() }
+        let closed = &mut *self.closed.lock();
+        let file = closed.files.get_mut(&object)?;
+        if takes_over {
+            file.number = OPENING;
+        }
+        Some(file.clone())
+    }
+
+    /// A writer's attempt to open a file has ended. If it `is_open`, it has the state that was remembered.
+    pub(super) fn opened(&self, object: ObjectId, is_open: bool) {
+        let Closed { files, numbers } = &mut *self.closed.lock();
+        let Some(file) = files.get_mut(&object).filter(|file| file.number == OPENING) else { return };
+        if is_open {
+            files.remove(&object);
+        } else {
+            *numbers += 1;
+            file.number = *numbers;
+        }
     }
 
     /// The size of a file that is remembered.

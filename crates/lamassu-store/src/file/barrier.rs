@@ -1,14 +1,31 @@
 //! Barriers, and the repair after a barrier that failed (I11).
 //!
 //! After a failed barrier the kernel may have dropped data that it could not write, although reads still show them. So
-//! the next barrier counts only after everything uncovered was read back, verified and written again.
+//! the next barrier counts only after everything uncovered was read back, verified and written again. So do pages that
+//! were taken over from this file as it was closed before.
 
-use super::primitives::{Core, PageId};
-use super::state::{Held, State};
+use super::primitives::{Core, Covers, PageId};
+use super::state::{Held, Mark, State};
 use super::types::{Durability, StoreError};
 use lamassu_format::{Page, PageNo, SlotKey};
 
+impl super::File {
+    /// Notes that a barrier of the whole store failed: what it should have covered is written again before the next
+    /// barrier counts.
+    pub fn barrier_failed(&self) {
+        let mut st = self.exclusive();
+        if st.marks.has_uncovered() {
+            st.note_failed_barrier();
+        }
+    }
+}
+
 impl Core {
+    /// Whether something has to be written again before a barrier counts (I11).
+    pub fn needs_rewrite(&self, st: &State) -> bool {
+        st.failures.needs_rewrite() || self.fresh.as_ref().is_some_and(|fresh| fresh.has_lost())
+    }
+
     /// A barrier for all writes so far. None is issued in `relaxed` durability, where order alone protects.
     pub fn barrier(&self, st: &mut State) -> Result<(), StoreError> {
         match self.ctx.durability {
@@ -22,10 +39,16 @@ impl Core {
 
     /// A barrier in every durability mode, after the repair that an earlier failed one asks for.
     pub fn sync_data(&self, st: &mut State) -> Result<(), StoreError> {
-        if st.failures.needs_rewrite() {
+        self.sync_as(st, Covers::Content)
+    }
+
+    /// The same for what `covers` names.
+    pub fn sync_as(&self, st: &mut State, covers: Covers) -> Result<(), StoreError> {
+        if self.needs_rewrite(st) {
             self.write_uncovered_again(st)?;
+            self.write_inherited_again(st)?;
         }
-        self.issue_barrier(st)
+        self.issue_barrier(st, covers)
     }
 
     /// I11: writes again what no barrier has covered. Content that is gone falls back to its previous key, or is lost;
@@ -41,6 +64,23 @@ impl Core {
             let Some(held) = st.pages.good(g) else { continue };
             let (page, lost) = self.write_open_blocks_again(g, held)?;
             self.write_page(st, g, page, lost, st.sizes.fields(), PageId::AsFits)?;
+        }
+        Ok(())
+    }
+
+    /// I11: writes the pages again that were taken over, if a barrier has failed since. Data under them is durable.
+    fn write_inherited_again(&self, st: &mut State) -> Result<(), StoreError> {
+        let Some(fresh) = self.fresh.as_ref().filter(|fresh| fresh.has_lost()) else { return Ok(()) };
+        let last = st.last_page(self.geo());
+        for pages in fresh.uncommitted()? {
+            let mut next = pages.start;
+            while let Some(g) = fresh.next_page(&*self.backing, next)?.filter(|g| *g < pages.end && *g <= last) {
+                // A page that is not as it was written is an error: the file is judged when it is opened again.
+                if self.good_page(st, g)?.is_some_and(|held| held.write_mark() == Mark::default()) {
+                    self.settle_page(st, g)?;
+                }
+                next = g.next();
+            }
         }
         Ok(())
     }

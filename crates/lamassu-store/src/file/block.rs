@@ -66,8 +66,8 @@ impl Drop for Block {
     }
 }
 
-/// Wipes the spare blocks and frees them. To be called when a vault is closed: they may never be used again.
-pub fn wipe_spare() {
+/// Wipes the spare blocks and frees them.
+pub(super) fn wipe_spare() {
     let (mut blocks, _) = std::mem::take(&mut *SPARE.lock());
     blocks.iter_mut().filter_map(Arc::get_mut).for_each(lamassu_crypto::secret::wipe);
 }

@@ -150,6 +150,7 @@ impl Core {
             for (n, digest) in (first..end).zip(digests) {
                 tree.set(PageNo(n), digest, &leaves)?;
             }
+            tree.leave(PageNo(first));
             next = page.next();
         }
         tree.extend_to(end);

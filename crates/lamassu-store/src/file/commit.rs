@@ -13,15 +13,44 @@
 //! | [`Core::drop_stray_pages`]: pages past the end that a failed write may have left are made void | I11 |
 
 use super::anchor_commit::Outlook;
-use super::primitives::Core;
+use super::primitives::{Core, Covers};
 use super::read::View;
 use super::state::{Dirty, PageState, State};
 use super::types::StoreError;
 use lamassu_format::PageNo;
+use std::sync::atomic::Ordering;
 
 /// The error of an fsync whose own barrier was good, after another has failed.
 pub(super) fn lost_barrier() -> StoreError {
     StoreError::io("sync", 0u64)(std::io::Error::from_raw_os_error(libc::EIO))
+}
+
+impl super::File {
+    /// Commits and makes durable, as fdatasync(2): the content.
+    pub fn sync(&self) -> Result<(), StoreError> {
+        self.sync_as(Covers::Content)
+    }
+
+    /// The same as fsync(2): also mode, owner, times and extended attributes.
+    pub fn sync_all(&self) -> Result<(), StoreError> {
+        self.sync_as(Covers::All)
+    }
+
+    fn sync_as(&self, covers: Covers) -> Result<(), StoreError> {
+        if self.core.ctx.read_only {
+            return Ok(());
+        }
+        let before = self.lost_barriers.load(Ordering::Acquire);
+        let mut st = self.exclusive();
+        match self.core.takes_long(&st, true) {
+            true => self.core.open_to_others(&mut st, |core, st| core.sync(st, covers)),
+            false => self.core.sync(&mut st, covers),
+        }?;
+        match self.lost_barriers.load(Ordering::Acquire) == before {
+            true => Ok(()),
+            false => Err(lost_barrier()), // while this call waited; another call reported it
+        }
+    }
 }
 
 impl Core {
@@ -75,7 +104,7 @@ impl Core {
     fn rounds(&self, st: &mut State, size: u64) -> Result<(), StoreError> {
         let mut goal = self.goal(st, size)?;
         loop {
-            if st.failures.needs_rewrite() {
+            if self.needs_rewrite(st) {
                 // I11: what a failed barrier lost is written again here, and never between the pages of a round and its
                 // data: there the blocks that are still to be written would be taken for lost.
                 self.sync_data(st)?;
@@ -137,7 +166,7 @@ impl Core {
         let block = self.geo().block_at(stored);
         let buffered = st.buffer.set_aside();
         // The content that the file had at that length, not the buffered one: no block is ever a mixture of versions.
-        let old = match st.shrink.take_last_block(block) {
+        let old = match st.shrink.last_block(block) {
             Some(bytes) => Ok(bytes),
             None => self.load_block_within(st, block, stored),
         };
@@ -158,8 +187,8 @@ impl Core {
     /// Commits and makes everything durable, for the application. Fails once if a barrier has failed since the last
     /// call, in the middle of a write or in the background: what was written before that may be gone, and what could be
     /// written again says nothing about the rest.
-    pub fn sync(&self, st: &mut State) -> Result<(), StoreError> {
-        let done = self.commit(st).and_then(|()| self.sync_data(st));
+    pub fn sync(&self, st: &mut State, covers: Covers) -> Result<(), StoreError> {
+        let done = self.commit(st).and_then(|()| self.sync_as(st, covers));
         let done = done.and_then(|()| self.covered(st, st.marks.written(), Outlook::GoesOn));
         let unreported = st.failures.take_unreported();
         done?;

@@ -406,6 +406,7 @@ impl Core {
         st.inherited.is_prepared()
             && !st.shrink.has_open_steps()
             && st.failures.is_clear()
+            && !self.needs_rewrite(st)
             && !st.inherited.is_truncated()
             && st.inherited.unknown_from().is_none()
             && !st.buffer.is_refused()

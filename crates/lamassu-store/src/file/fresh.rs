@@ -14,7 +14,7 @@
 use super::anchored::{AnchoredFiles, ClosedFile, TreeOf};
 use super::blocks::BlockTree;
 use super::page_tree::{Before, PageTree, SealedPage, digest_of};
-use super::types::{Damage, DamageKind, StoreError};
+use super::types::{Damage, DamageKind, FileContext, StoreError};
 use crate::backend::BackendFile;
 use crate::integrity::{Leaves, Tree, TreeError};
 use lamassu_anchor::row::FileRow;
@@ -23,6 +23,7 @@ use lamassu_format::{ByteOffset, FileId, Geometry, PAGE_LEN, PageNo, Profile, Re
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Bytes of clean tree records that an open file keeps.
@@ -87,6 +88,9 @@ pub(super) struct Known {
     last: Option<Window>,
     /// Whether pages were written, or taken over, since the last commit.
     is_ahead: bool,
+    /// Pages were taken over from this file as it was closed, and no barrier is known to have covered them: how many
+    /// barriers of the store had failed then.
+    taken_over: Option<u64>,
     /// After a crash the store could choose whether the first page exists (A6), and no commit has recorded the choice
     /// yet.
     has_chosen: bool,
@@ -125,14 +129,31 @@ fn page_tree(files: &AnchoredFiles, object: ObjectId, root: Digest, pages: u64) 
 }
 
 impl Fresh {
-    /// From the anchor's row of an object, and what this process remembers of it. A writer takes the latter over.
-    pub fn open(
+    /// What `open` makes of the freshness of an object. If it succeeds, a writer has taken over what this process
+    /// remembers of the object.
+    pub fn opened<T>(
+        ctx: &FileContext,
+        files: &Arc<AnchoredFiles>,
+        object: ObjectId,
+        open: impl FnOnce(Fresh) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        let writes = !ctx.read_only;
+        let opened = Fresh::open(files.clone(), object, ctx.geometry, writes).and_then(open);
+        if writes {
+            files.opened(object, opened.is_ok());
+        }
+        opened
+    }
+
+    /// From the anchor's row of an object, and what this process remembers of it.
+    fn open(
         files: Arc<AnchoredFiles>,
         object: ObjectId,
         geometry: Geometry,
         writes: bool,
     ) -> Result<Fresh, StoreError> {
-        // In this order: what is no longer remembered is in the row.
+        // In this order: what is no longer remembered is in the row. A barrier that fails in between counts.
+        let lost_barriers = files.lost_barriers();
         let remembered = files.remembered(object, writes);
         let row = files.anchor().row(object)?;
         let row = row.file().ok_or(AnchorError::Unknown { object })?.clone();
@@ -153,6 +174,7 @@ impl Fresh {
             held: BTreeSet::new(),
             last: remembered.as_ref().and_then(|closed| closed.last),
             is_ahead: remembered.is_some(),
+            taken_over: remembered.is_some().then_some(lost_barriers),
             has_chosen: false,
             is_put_away: false,
             blocks: BlockTree::default(),
@@ -447,7 +469,7 @@ impl Fresh {
             done => done?,
         }
         known.tree.committed();
-        known.is_ahead = false;
+        (known.is_ahead, known.taken_over) = (false, None);
         (known.is_interrupted, known.has_chosen) = (false, false);
         let row = self.files.anchor().row(self.object)?;
         known.row = row.file().cloned().unwrap_or_default();
@@ -459,6 +481,33 @@ impl Fresh {
             known.held = records.into_iter().collect();
         }
         Ok(())
+    }
+
+    /// Whether a barrier has failed that should have covered pages which were taken over: then they have to be written
+    /// again.
+    pub fn has_lost(&self) -> bool {
+        self.known.lock().taken_over.is_some_and(|before| before != self.files.lost_barriers())
+    }
+
+    /// A barrier of the file has covered what was taken over.
+    pub fn note_barrier(&self) {
+        self.known.lock().taken_over = None;
+    }
+
+    /// A barrier of the file has failed, which counts like one of the store.
+    pub fn note_failed_barrier(&self) {
+        self.known.lock().taken_over.iter_mut().for_each(|before| *before = u64::MAX);
+    }
+
+    /// Where pages lie that may have been written since the last commit: page 0, whose row may accept two (A6), those
+    /// under records that the anchor holds, and those past the committed end (A1).
+    pub fn uncommitted(&self) -> Result<Vec<Range<PageNo>>, StoreError> {
+        let (shape, row) = (self.files.shape(), self.known.lock().row.clone());
+        let committed = if row.root.is_none() { PageNo::ZERO } else { self.geometry.last_page(row.size).next() };
+        let held = self.files.anchor().held(self.object)?;
+        let places = held.keys().filter_map(|number| shape.place(*number).filter(|place| place.level == 1));
+        let pages = places.map(|place| shape.first_page(place)).map(|first| first..PageNo(first.0 + shape.span(1)));
+        Ok([PageNo::ZERO..PageNo(1), committed..PageNo(u64::MAX)].into_iter().chain(pages).collect())
     }
 
     /// Whether the file is closed.

@@ -63,9 +63,8 @@ mod types;
 mod write;
 
 pub use anchored::{AnchoredFiles, ClosedFiles, TreeOf, Trees};
-pub use block::wipe_spare;
 pub use fetching::Fetching;
-pub use presealed::trim_spare;
+pub use presealed::{trim_spare, wipe_spare};
 pub use rekey::{Rekey, RekeyStep};
 pub use scrub::{FileScrub, ScrubContext, StaleRanges};
 pub use session::{Ended, SessionKeeper, Sessions, Standing};
@@ -133,9 +132,12 @@ impl File {
         tag: &str,
         object: ObjectId,
     ) -> Result<u64, StoreError> {
-        let fresh = |files| Fresh::open(files, object, ctx.geometry, !ctx.read_only);
-        let fresh = ctx.anchored.clone().map(fresh).transpose()?;
-        Ok(Self::open_any(Core::new(ctx, backing, tag, fresh), len)?.size())
+        let open = |fresh| Self::open_any(Core::new(ctx.clone(), backing, tag, fresh), len);
+        let file = match &ctx.anchored {
+            Some(files) => Fresh::opened(&ctx, files, object, |fresh| open(Some(fresh)))?,
+            None => open(None)?,
+        };
+        Ok(file.size())
     }
 
     fn open_core(core: Core, len: u64) -> Result<File, StoreError> {
@@ -163,11 +165,10 @@ impl File {
         tag: &str,
         object: ObjectId,
     ) -> Result<File, StoreError> {
-        let Some(files) = ctx.anchored.clone() else { return Self::open_with_len(ctx, backing, len, tag) };
-        let fresh = Fresh::open(files, object, ctx.geometry, !ctx.read_only)?;
-        let is_read_only = ctx.read_only;
-        let file = Self::open_core(Core::new(ctx, backing, tag, Some(fresh)), len)?;
-        if !is_read_only {
+        let Some(files) = &ctx.anchored else { return Self::open_with_len(ctx, backing, len, tag) };
+        let open = |fresh| Self::open_core(Core::new(ctx.clone(), backing, tag, Some(fresh)), len);
+        let file = Fresh::opened(&ctx, files, object, open)?;
+        if !ctx.read_only {
             let st = &mut *file.exclusive();
             file.core.recover(st)?;
         }
@@ -188,22 +189,6 @@ impl File {
         let file = Self::open_object(ctx, backing, 0, tag, object)?;
         file.note_created();
         Ok(file)
-    }
-
-    /// After a barrier that covered this file up to `mark`: queues its state for the anchor (A4), unless it was written
-    /// since that mark. To be called before the anchor's commit; [`File::settle`] is called after it. Does nothing in
-    /// an unanchored vault.
-    ///
-    /// # Errors
-    /// Those of the anchor.
-    pub fn covered(&self, mark: Mark) -> Result<(), StoreError> {
-        let mut st = self.exclusive();
-        self.core.covered(&mut st, mark, anchor_commit::Outlook::Rests)
-    }
-
-    /// Whether the anchor has the file's present state; true in an unanchored vault.
-    pub fn is_anchored(&self) -> bool {
-        self.core.fresh.as_ref().is_none_or(|fresh| !fresh.is_ahead())
     }
 
     /// Takes a backing file just created, which is empty: it gets its page even if it stays so.
@@ -441,23 +426,6 @@ impl File {
         }
     }
 
-    /// Commits and makes durable.
-    pub fn sync(&self) -> Result<(), StoreError> {
-        if self.core.ctx.read_only {
-            return Ok(());
-        }
-        let before = self.lost_barriers.load(Ordering::Acquire);
-        let mut st = self.exclusive();
-        match self.core.takes_long(&st, true) {
-            true => self.core.open_to_others(&mut st, Core::sync),
-            false => self.core.sync(&mut st),
-        }?;
-        match self.lost_barriers.load(Ordering::Acquire) == before {
-            true => Ok(()),
-            false => Err(commit::lost_barrier()), // while this call waited; another call reported it
-        }
-    }
-
     /// Whether buffered writes wait.
     pub fn is_dirty(&self) -> bool {
         self.core.is_dirty()
@@ -493,15 +461,6 @@ impl File {
         match self.core.needs_settle(&st) {
             true => self.core.open_to_others(&mut st, |core, st| core.settle(st, mark)),
             false => self.core.settle(&mut st, mark),
-        }
-    }
-
-    /// Notes that a barrier of the whole store failed: what it should have covered is written again before the next
-    /// barrier counts.
-    pub fn barrier_failed(&self) {
-        let mut st = self.exclusive();
-        if st.marks.has_uncovered() {
-            st.note_failed_barrier();
         }
     }
 

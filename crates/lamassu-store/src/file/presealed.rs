@@ -7,6 +7,7 @@ use super::primitives::Core;
 use super::state::Identity;
 use super::types::{FileContext, StoreError};
 use lamassu_crypto::InnerKey;
+use lamassu_crypto::secret::wipe;
 use lamassu_format::{BlockKey, BlockNo, FileId, Keys, Profile};
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -23,7 +24,8 @@ const SPARE_LEN_MAX: usize = 64 << 20;
 /// Memory that was not needed for this time is freed.
 const SPARE_FOR: Duration = Duration::from_secs(2);
 
-/// Chunk memory that is not in use. It has held ciphertext, never plaintext alone.
+/// Chunk memory that is not in use. It still holds its last content: ciphertext, or plaintext of a profile that does
+/// not encrypt. So it is wiped before it is freed.
 static SPARE: Mutex<Spare> = Mutex::new(Spare { memory: Vec::new(), len: 0, unused: 0, since: None });
 
 struct Spare {
@@ -90,19 +92,40 @@ impl Spare {
 
     fn put(&mut self, memory: Vec<u8>) {
         while !self.memory.is_empty() && self.len + memory.len() > SPARE_LEN_MAX {
-            self.len -= self.memory.remove(0).len();
+            let oldest = self.memory.remove(0);
+            self.len -= oldest.len();
+            free(oldest);
         }
         if memory.len() <= SPARE_LEN_MAX {
             self.len += memory.len();
             self.memory.push(memory);
+        } else {
+            free(memory);
         }
+    }
+
+    fn take_all(&mut self) -> Vec<Vec<u8>> {
+        (self.len, self.unused) = (0, 0);
+        std::mem::take(&mut self.memory)
     }
 }
 
 /// Frees chunk memory that has not been needed lately. To be called every few seconds.
 pub fn trim_spare() {
     let unused = SPARE.lock().take_unused(Instant::now());
-    drop(unused);
+    unused.into_iter().for_each(free);
+}
+
+/// Wipes spare memory of chunks and of blocks, and frees it. To be called when a vault is closed: it may never be used
+/// again.
+pub fn wipe_spare() {
+    super::block::wipe_spare();
+    let all = SPARE.lock().take_all();
+    all.into_iter().for_each(free);
+}
+
+fn free(mut memory: Vec<u8>) {
+    wipe(&mut memory);
 }
 
 /// A buffered block, sealed already.
@@ -206,5 +229,8 @@ mod tests {
         assert_eq!(sizes(spare.take_unused(at(1))), [1000, 2000, 3000], "all but what was taken");
         assert_eq!(sizes(spare.take_unused(at(2))), [4000]);
         assert!(spare.memory.is_empty() && spare.len == 0 && spare.take(1).is_none());
+        spare.put(vec![0; 1000]);
+        assert_eq!(sizes(spare.take_all()), [1000]);
+        assert!(spare.len == 0 && spare.take(1).is_none() && spare.take_unused(at(4)).is_empty());
     }
 }

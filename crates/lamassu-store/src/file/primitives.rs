@@ -35,6 +35,15 @@ pub(super) enum PageId {
     OfFile,
 }
 
+/// What a barrier of a file covers.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Covers {
+    /// Everything that is needed to read it.
+    Content,
+    /// Mode, owner, times and extended attributes, too.
+    All,
+}
+
 /// The parts of an open file that do not change, or have locks of their own.
 pub(super) struct Core {
     pub ctx: Arc<FileContext>,
@@ -127,17 +136,28 @@ impl Core {
         Ok(got)
     }
 
-    /// fdatasync of the backing file. [`Core::sync_data`] is the barrier that first repairs what an earlier one lost.
-    pub fn issue_barrier(&self, st: &mut State) -> Result<(), StoreError> {
+    /// fdatasync or fsync of the backing file. [`Core::sync_as`] is the barrier that first repairs what an earlier one
+    /// lost.
+    pub fn issue_barrier(&self, st: &mut State, covers: Covers) -> Result<(), StoreError> {
         let start = Instant::now();
-        if let Err(source) = self.backing.sync_data() {
+        let done = match covers {
+            Covers::Content => self.backing.sync_data(),
+            Covers::All => self.backing.sync_all(),
+        };
+        if let Err(source) = done {
             st.note_failed_barrier();
+            if let Some(fresh) = &self.fresh {
+                fresh.note_failed_barrier();
+            }
             return Err(StoreError::Io { op: "sync", offset: 0, source });
         }
         if st.marks.has_uncovered() {
             st.marks.note_barrier_time(start.elapsed());
         }
         st.note_barrier();
+        if let Some(fresh) = &self.fresh {
+            fresh.note_barrier();
+        }
         if st.slack.is_empty() {
             return Ok(());
         }

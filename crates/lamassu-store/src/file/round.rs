@@ -64,12 +64,16 @@ impl Core {
 
     /// Step 3, I7: bytes that leave the tail are durable in their block before the page without them is written. A tail
     /// that was never durable needs the order only, and its block stays pending. Returns the blocks written.
+    ///
+    /// I11: an earlier write of that page may have failed and be done all the same. Then the page on disk has no tail,
+    /// and its key is that of what the block holds now. So the page with the tail is made durable again first.
     fn leave_tails(
         &self,
         st: &mut State,
         round: &mut Round,
         sealed: &Ciphertext,
     ) -> Result<BTreeSet<BlockNo>, StoreError> {
+        self.put_tails_back(st, round)?;
         let never_durable = st.identity.is_never_durable(&st.marks);
         let (mut written, mut must_last) = (BTreeSet::new(), false);
         for (n, (block, change)) in round.data.iter_mut().enumerate() {
@@ -88,6 +92,17 @@ impl Core {
             self.barrier(st)?;
         }
         Ok(written)
+    }
+
+    /// Makes pages whose last write failed durable as they were before, with the tails that are about to leave them.
+    fn put_tails_back(&self, st: &mut State, round: &Round) -> Result<(), StoreError> {
+        let leaving = round.data.iter().filter(|(_, change)| *change == Change::LeaveTail);
+        let pages: BTreeSet<PageNo> = leaving.map(|(block, _)| self.geo().page_of(*block)).collect();
+        let pages: Vec<PageNo> = pages.intersection(st.failures.uncertain_pages()).copied().collect();
+        for g in &pages {
+            self.settle_page(st, *g)?;
+        }
+        if pages.is_empty() { Ok(()) } else { self.barrier(st) }
     }
 
     /// Step 4, I6: if a hole is filled below the end of the backing file, the bytes there are made zero, durably,

@@ -8,7 +8,7 @@ use super::blocks::StoreBlocks;
 use super::fresh::StorePages;
 use super::page_tree::digest_of;
 use crate::backend::BackendFile;
-use crate::integrity::{Leaves, MemoryRecords, Tree, TreeError};
+use crate::integrity::{Leaves, RootOf, Tree, TreeError};
 use lamassu_anchor::ObjectId;
 use lamassu_anchor::row::FileRow;
 use lamassu_format::tree::Shape;
@@ -157,18 +157,20 @@ impl ScrubContext {
         Ok(found)
     }
 
-    /// If everything that the store shows of the first `count` leaves hashes to the root: how many there are.
+    /// If everything that the store shows of the first `count` leaves hashes to the root: how many there are. One pass,
+    /// whose memory does not grow with the file.
     fn is_whole(&self, told: &Told<'_>, root: Digest, count: u64) -> io::Result<Option<u64>> {
-        let mut shown = Tree::new(self.shape, Digest::NONE, 0, Arc::new(MemoryRecords::default()), RECORDS_LEN);
+        let mut shown = RootOf::new(self.shape);
         let (mut at, mut there) = (PageNo::ZERO, 0);
         while let Some(next) = told.next_present(at)?.filter(|next| next.0 < count) {
             let digest = told.leaf(next)?;
-            shown.set(next, digest, told).map_err(of_tree)?;
-            there += u64::from(!digest.is_none());
+            if !digest.is_none() {
+                shown.add(next, digest);
+                there += 1;
+            }
             at = next.next();
         }
-        shown.extend_to(count);
-        let is_whole = shown.pages() == count && shown.root() == root;
+        let is_whole = shown.finish(count) == root;
         Ok(is_whole.then_some(there))
     }
 

@@ -54,11 +54,11 @@ impl Core {
         let is_known = st.inherited.unknown_from().is_none() && !self.is_mute(st);
         let has_floor = st.last_page(self.geo()) > PageNo::ZERO;
         let is_floor_low = has_floor && st.sizes.floor() != st.sizes.stored() && is_known;
-        st.shrink.is_cut() || st.failures.needs_rewrite() || is_floor_low || st.pages.has_open()
+        st.shrink.is_cut() || self.needs_rewrite(st) || is_floor_low || st.pages.has_open()
     }
 
     /// Whether the file cannot be written: page 0 is unreadable, or the store has lost the end.
-    fn is_mute(&self, st: &State) -> bool {
+    pub fn is_mute(&self, st: &State) -> bool {
         st.inherited.is_truncated() || st.pages.is_bad(PageNo::ZERO)
     }
 
@@ -84,7 +84,7 @@ impl Core {
         if self.ctx.read_only {
             return Ok(());
         }
-        if st.failures.needs_rewrite() {
+        if self.needs_rewrite(st) {
             return self.settle_now(st); // I11: the caller's barrier did not cover what the failed one has lost
         }
         st.marks.cover(mark);

@@ -56,6 +56,7 @@ impl Core {
         let block = self.geo().block_at(size);
         self.unseal(st, block)?;
         st.buffer.drop_from(self.geo().end_block(size));
+        st.shrink.forget_last_block();
         if let Some(bytes) = st.buffer.data_mut(block) {
             bytes[(size % self.geo().block_size()) as usize..].fill(0);
             st.shrink.keep_last_block(block, bytes.clone()); // I9
@@ -131,6 +132,7 @@ impl Core {
             }) {
                 Ok(()) => {
                     st.buffer.clear();
+                    st.shrink.forget_last_block();
                     st.sizes.set_logical(0);
                     st.inherited.note_shrunk(0);
                     st.identity.want_page();

@@ -35,7 +35,7 @@ impl Records for FileRecords {
     }
 }
 
-/// In memory: for a file whose records are not stored, and for tests.
+/// In memory, for tests. It remembers every read.
 #[derive(Default)]
 pub struct MemoryRecords {
     records: Mutex<HashMap<u64, Vec<u8>>>,

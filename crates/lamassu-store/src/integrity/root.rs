@@ -74,10 +74,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_is_the_root_of_the_tree(degree in 1_u32..5, pages in proptest::collection::btree_set(0_u64..5000, 0..60)) {
+        fn it_is_the_root_of_the_tree(
+            degree in 1_u32..5,
+            pages in proptest::collection::btree_set(0_u64..5000, 0..60),
+            more in 0_u64..200,
+        ) {
             let shape = Shape::new(1 << degree).unwrap();
-            let mut pages: BTreeSet<u64> = pages;
-            pages.extend(pages.last().map(|_| 0));
+            let pages: BTreeSet<u64> = pages;
+            let count = pages.last().map_or(0, |last| last + 1) + more;
             let digest = |page: u64| Digest([page as u8 | 1; 32]);
             let mut tree = Tree::new(shape, Digest::NONE, 0, Arc::new(MemoryRecords::default()), 1 << 20);
             let mut root = RootOf::new(shape);
@@ -85,7 +89,8 @@ mod tests {
                 tree.set(PageNo(*page), digest(*page), &NoPages).unwrap();
                 root.add(PageNo(*page), digest(*page));
             }
-            prop_assert_eq!(root.finish(pages.last().map_or(0, |last| last + 1)), tree.root());
+            tree.extend_to(count);
+            prop_assert_eq!(root.finish(count), tree.root());
         }
     }
 }

@@ -403,12 +403,35 @@ impl Tree {
         // Records that were changed since that seal stay.
         let (shape, touched) = (self.shape, &self.touched);
         let is_done = |place: &RecordPlace| !touched.contains(&shape.number(*place));
-        for (place, record) in self.changed.extract_if(|place, _| is_done(place)) {
-            let bytes: Vec<u8> = record.children.iter().flat_map(|child| child.0).collect();
-            // It is a cache: a record that cannot be written is rebuilt later.
-            let _ = self.file.write(shape.offset(shape.number(place)), &bytes);
-            keep(&mut self.clean, self.clean_max, place, record);
+        let done: Vec<_> = self.changed.extract_if(|place, _| is_done(place)).collect();
+        done.into_iter().for_each(|(place, record)| self.put_out(place, record));
+    }
+
+    /// Writes records out that lie wholly before a page, as far as their file takes them. A pass that sets digests from
+    /// front to back keeps only the records on the way to that page in memory. Only for a tree whose records no anchor
+    /// holds: their earlier state is forgotten.
+    pub fn leave(&mut self, until: PageNo) {
+        let shape = self.shape;
+        for level in 1..self.height() {
+            let is_left =
+                |place: &RecordPlace| place.level == level && shape.first_page(*place).0 + shape.span(level) <= until.0;
+            let left: Vec<(RecordPlace, Record)> = self.changed.extract_if(|place, _| is_left(place)).collect();
+            for (place, record) in left {
+                let (above, child) = shape.parent(place);
+                let digest = record_digest(level, &record.children);
+                self.change(above, |children| children[child] = digest);
+                self.before.remove(&shape.number(place));
+                self.put_out(place, Record { is_dirty: false, ..record });
+            }
         }
+    }
+
+    /// Writes a record that is not changed any more to its file. It is a cache: a record that cannot be written is
+    /// rebuilt later.
+    fn put_out(&mut self, place: RecordPlace, record: Record) {
+        let bytes: Vec<u8> = record.children.iter().flat_map(|child| child.0).collect();
+        let _ = self.file.write(self.shape.offset(self.shape.number(place)), &bytes);
+        keep(&mut self.clean, self.clean_max, place, record);
     }
 
     fn is_known(&self, place: &RecordPlace) -> bool {
@@ -544,5 +567,32 @@ fn keep(clean: &mut LruCache<RecordPlace, Record>, most: usize, place: RecordPla
     clean.put(place, record);
     while clean.len() > most {
         clean.pop_lru();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::integrity::{MemoryRecords, NoPages, RootOf};
+
+    /// 5000 pages in records of four have more than a thousand records.
+    #[test]
+    fn a_pass_keeps_only_the_records_on_its_way() {
+        let shape = Shape::new(4).unwrap();
+        let digest = |page: u64, round: u8| Digest([page as u8 ^ round | 1; 32]);
+        let mut tree = Tree::new(shape, Digest::NONE, 0, Arc::new(MemoryRecords::default()), 1);
+        for round in [0, 2] {
+            let mut root = RootOf::new(shape);
+            for page in (0..5000).map(PageNo) {
+                tree.set(page, digest(page.0, round), &NoPages).unwrap();
+                root.add(page, digest(page.0, round));
+                tree.leave(page);
+                let most = 2 * shape.height(5000) as usize;
+                assert!(tree.changed.len() <= most && tree.before.len() <= most, "page {page:?}");
+            }
+            assert_eq!(tree.seal().root, root.finish(5000));
+            tree.committed();
+            assert_eq!(tree.leaf(PageNo(77), &NoPages).unwrap(), digest(77, round));
+        }
     }
 }

@@ -335,3 +335,99 @@ fn in_a_full_store_that_copies_on_write_no_block_is_begun() {
         assert!(back == new, "{codec:?}");
     }
 }
+
+/// Every state of the test's file that a power cut after record `from` may leave, and whether it is one of the last.
+fn power_cuts(crash: &CrashBackend, from: usize, mut look: impl FnMut(&MemoryBackend, bool)) {
+    let sim = CrashSim::new(crash.log());
+    let end = crash.position();
+    for at in from..=end {
+        let point = sim.at(at);
+        let states = (0..20).map(|seed| point.random_state(seed));
+        for state in states.chain([point.least_state(), point.most_state()]) {
+            look(&state, at == end);
+        }
+    }
+}
+
+/// A page that gives up its tail is written although the store reports an error. The tail's block is then written once
+/// more, with other content: until a page names that, the page before is on disk.
+#[test]
+fn a_tail_is_there_whatever_became_of_the_page_that_gave_it_up() {
+    let setup = Setup::default();
+    let crash = Arc::new(CrashBackend::new());
+    let store = FaultBackend::new(crash.clone());
+    let file = File::create(setup.context(), create_in(&store), "test").expect("creates");
+    let first = fill(8100, &mut Rng(1));
+    let second = [&fill(50, &mut Rng(2)), &first[50..]].concat();
+    file.write_at(0, &first[..100]).expect("writes");
+    file.settle_now().expect("settles");
+    crash.sync().expect("syncs");
+    file.write_at(100, &first[100..]).expect("is buffered");
+    store.faults().rule(|c| (c.call == Call::Write && c.offset == 0).then_some(Fault::After(libc::EIO)));
+    file.flush().expect_err("the page could not be written");
+    store.faults().clear_rules();
+    file.write_at(0, &second[..50]).expect("is buffered");
+    let from = crash.position();
+    file.sync().expect("syncs");
+    power_cuts(&crash, from, |state, is_last| {
+        let again = File::open(setup.context(), raw(state), "again").expect("opens");
+        let mut back = vec![0; again.size() as usize];
+        again.read_at(0, &mut back).expect("reads");
+        let (block, rest) = back.split_at(back.len().min(BLOCK as usize));
+        let (len, end) = (block.len(), BLOCK as usize);
+        assert!(len == 100 || len == end && back.len() == first.len(), "{} bytes", back.len());
+        assert!(*block == first[..len] || *block == second[..len], "the first block");
+        // What no fsync has covered may be a hole.
+        assert!(rest.is_empty() || *rest == first[end..] || rest.iter().all(|byte| *byte == 0), "the second block");
+        assert!(!is_last || back == second);
+    });
+}
+
+/// A file is cut in a block that is buffered, and grows again: what the block held before does not come back, whichever
+/// write of that fails first.
+#[test]
+fn a_cut_block_is_smoothed_again_with_what_the_cut_left() {
+    // A last block that fits its page as a tail, and one that does not.
+    for cut in [6000, 8100] {
+        let tried = (1..).take_while(|nth| grows_after_a_cut(cut, *nth)).count();
+        assert!(tried >= 3, "every write had its turn");
+    }
+}
+
+/// The `nth` write of the growth fails. Whether there was one.
+fn grows_after_a_cut(cut: usize, nth: u64) -> bool {
+    let setup = Setup::default();
+    let (block, size) = (BLOCK as usize, 2 * BLOCK as usize);
+    let old = fill(size, &mut Rng(1));
+    let new = fill(block, &mut Rng(2));
+    let mut last = old.clone();
+    last[block..cut].copy_from_slice(&new[..cut - block]);
+    last[cut..].fill(0);
+    let crash = Arc::new(CrashBackend::new());
+    let store = FaultBackend::new(crash.clone());
+    let file = File::create(setup.context(), create_in(&store), "test").expect("creates");
+    file.write_at(0, &old).expect("writes");
+    file.settle_now().expect("settles");
+    crash.sync().expect("syncs");
+    file.write_at(BLOCK, &new).expect("is buffered");
+    file.truncate(cut as u64).expect("cuts");
+    file.write_at(3 * BLOCK, &new).expect("is buffered");
+    store.faults().fail_nth(Call::Write, nth, libc::EIO);
+    if file.flush().is_ok() {
+        return false;
+    }
+    let from = crash.position();
+    file.sync().expect("syncs");
+    power_cuts(&crash, from, |state, is_last| {
+        let what = format!("cut to {cut}, write {nth} failed");
+        let again = File::open(setup.context(), raw(state), "again").expect("opens");
+        let mut back = vec![0; again.size() as usize];
+        again.read_at(0, &mut back).unwrap_or_else(|e| panic!("{what}: {e}"));
+        let is_grown = back.len() == 4 * block;
+        let may_be_short = !is_last && [cut, size].contains(&back.len());
+        assert!(is_grown || may_be_short, "{what}: {} bytes", back.len());
+        assert!(!is_grown || back[..size] == last, "{what}: a block that never was");
+        assert!(!is_last || back[3 * block..] == new, "{what}");
+    });
+    true
+}

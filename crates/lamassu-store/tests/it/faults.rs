@@ -345,7 +345,6 @@ fn failures_with_several_pages_a_segment() {
     run("failures_with_several_pages_a_segment", &setup, 5000..5020, &Plan { size_max: 1_600_000, ..PAGES });
 }
 
-/// Not understood yet. To be fixed, not to be forgotten: `cargo test -p lamassu-store --test it faults -- --ignored`.
 /// The server of the zone's keys fails, too.
 #[test]
 fn failures_in_an_oblivious_epoch() {

@@ -20,6 +20,7 @@ mod detached;
 mod ended;
 mod entries;
 mod events;
+mod failed_barriers;
 mod failed_names;
 mod fault;
 mod forest;

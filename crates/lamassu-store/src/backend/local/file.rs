@@ -3,7 +3,7 @@
 
 use super::remote::Handle;
 use super::xattr::Target;
-use super::{mode, owner, stat_fd, stat_of, timestamps, unit};
+use super::{forward, mode, owner, stat_fd, stat_of, timestamps, unit};
 use crate::backend::{BackendFile, BackendNode, SetTime, Stat};
 use rustix::fd::BorrowedFd;
 use rustix::fs::{FallocateFlags, SeekFrom};
@@ -22,9 +22,14 @@ pub(super) struct LocalFile {
 
 impl LocalFile {
     /// SEEK_DATA and SEEK_HOLE. Moves the descriptor's own position, which nothing here uses.
-    fn seek(&self, to: SeekFrom, without_holes: impl FnOnce(u64) -> Option<u64>) -> io::Result<Option<u64>> {
+    fn seek(
+        &self,
+        offset: u64,
+        to: SeekFrom,
+        without_holes: impl FnOnce(u64) -> Option<u64>,
+    ) -> io::Result<Option<u64>> {
         match self.handle.read(|fd| rustix::fs::seek(fd, to)) {
-            Ok(at) => Ok(Some(at)),
+            Ok(at) => forward(offset, at).map(Some),
             Err(Errno::NXIO) => Ok(None),
             Err(Errno::INVAL | Errno::OPNOTSUPP | Errno::NOTTY) => Ok(without_holes(self.stat()?.len)),
             Err(e) => Err(e.into()),
@@ -201,10 +206,10 @@ impl BackendFile for LocalFile {
     }
 
     fn seek_data(&self, offset: u64) -> io::Result<Option<u64>> {
-        self.seek(SeekFrom::Data(offset), |len| (offset < len).then_some(offset))
+        self.seek(offset, SeekFrom::Data(offset), |len| (offset < len).then_some(offset))
     }
 
     fn seek_hole(&self, offset: u64) -> io::Result<Option<u64>> {
-        self.seek(SeekFrom::Hole(offset), |len| (offset < len).then_some(len))
+        self.seek(offset, SeekFrom::Hole(offset), |len| (offset < len).then_some(len))
     }
 }

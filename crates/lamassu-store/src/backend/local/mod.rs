@@ -256,12 +256,19 @@ pub fn next_data(file: impl AsFd, at: u64, len: u64) -> io::Result<(u64, u64)> {
         Err(Errno::NXIO) => len,
         Err(e) => return Err(e.into()),
     };
-    if start < at || end <= start {
-        return Err(io::Error::other(
-            "the store finds data at places that go backwards: it is broken, or this is no regular file",
-        ));
-    }
+    forward(at, start)?;
+    forward(start.saturating_add(1), end)?;
     Ok((start.min(len), end.min(len)))
+}
+
+/// An answer of SEEK_DATA or SEEK_HOLE, which must not lie before `from`: loops over the data of a file rely on it.
+fn forward(from: u64, found: u64) -> io::Result<u64> {
+    match found < from {
+        true => Err(io::Error::other(
+            "the store finds data at places that go backwards: it is broken, or this is no regular file",
+        )),
+        false => Ok(found),
+    }
 }
 
 fn kind_of(file_type: FileType) -> Option<Kind> {
@@ -331,4 +338,16 @@ fn timestamps(atime: SetTime, mtime: SetTime) -> io::Result<Timestamps> {
 
 fn owner(uid: Option<u32>, gid: Option<u32>) -> (Option<rustix::fs::Uid>, Option<rustix::fs::Gid>) {
     (uid.map(rustix::fs::Uid::from_raw), gid.map(rustix::fs::Gid::from_raw))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_search_that_goes_backwards_is_an_error() {
+        assert_eq!(forward(10, 10).expect("data right there"), 10);
+        assert_eq!(forward(10, 11).expect("a hole before it"), 11);
+        assert!(forward(10, 9).is_err());
+    }
 }

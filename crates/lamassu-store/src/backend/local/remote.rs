@@ -62,7 +62,8 @@ pub(super) struct Handle {
     fd: OwnedFd,
     access: OFlags,
     remote: Option<Arc<Remote>>,
-    /// Calls that wrote, and how many of them the last barrier covered.
+    /// Counts each call that writes before it and after it, since a barrier in between does not cover it. And the count
+    /// that the last barrier covered.
     writes: AtomicU64,
     synced: AtomicU64,
     /// Writes from before the file was opened again may be lost. Set before the new open file is in place, and cleared
@@ -97,7 +98,9 @@ impl Handle {
     /// A call that writes.
     pub(super) fn write<T>(&self, call: impl FnMut(BorrowedFd<'_>) -> rustix::io::Result<T>) -> rustix::io::Result<T> {
         self.writes.fetch_add(1, Ordering::AcqRel);
-        self.call(1, call)
+        let done = self.call(1, call);
+        self.writes.fetch_add(1, Ordering::AcqRel);
+        done
     }
 
     /// A barrier.
@@ -258,6 +261,23 @@ mod tests {
             drop(file(dir.path(), &Some(store.clone())));
         }
         assert!(store.files.lock().len() < 100, "closed files are forgotten");
+    }
+
+    /// The barrier of another thread may come just before the call that writes, or just after it.
+    #[test]
+    fn a_barrier_in_the_middle_of_a_write_does_not_cover_it() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let remote = Remote::new(FUSE);
+        let handle = file(dir.path(), &remote);
+        let store = remote.expect("a remote store");
+        let write = |fd: BorrowedFd<'_>| {
+            store.sync().expect("syncs");
+            rustix::io::pwrite(fd, b"after the barrier", 0)
+        };
+        handle.write(write).expect("writes");
+        assert!(handle.is_unsynced());
+        store.sync().expect("syncs");
+        assert!(!handle.is_unsynced());
     }
 
     #[test]

@@ -5,7 +5,7 @@
 //! * `steps_open` says that these steps are still to be done, or to be repeated after a failed barrier.
 //! * `ragged` is `Some(false)` only while the last block on disk is known to hold zeros past the size (I9).
 //! * `last_block` is the buffered content of the last block as the last shrink left it. It goes to disk before the size
-//!   grows again. It is kept until a commit is complete.
+//!   grows again. It is kept until a commit is complete, or another shrink.
 
 use crate::file::block::Block;
 use lamassu_format::BlockNo;
@@ -91,9 +91,14 @@ impl Shrink {
         self.last_block = Some((block, content));
     }
 
+    /// A shrink left nothing in the buffer for the last block.
+    pub fn forget_last_block(&mut self) {
+        self.last_block = None;
+    }
+
     /// The content that the last shrink left in `block`, if that was its last one.
-    pub fn take_last_block(&mut self, block: BlockNo) -> Option<Block> {
-        self.last_block.take().filter(|(b, _)| *b == block).map(|(_, content)| content)
+    pub fn last_block(&self, block: BlockNo) -> Option<Block> {
+        self.last_block.as_ref().filter(|(b, _)| *b == block).map(|(_, content)| content.clone())
     }
 
     /// A commit is complete.
@@ -104,5 +109,6 @@ impl Shrink {
     /// The file was emptied, as a whole.
     pub fn note_emptied(&mut self) {
         (self.cut, self.steps_open, self.ragged) = (false, false, Some(false));
+        self.last_block = None;
     }
 }
