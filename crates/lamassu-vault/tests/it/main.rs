@@ -31,6 +31,7 @@ mod model;
 mod names;
 mod profiles;
 mod rekey;
+mod rekey_attrs;
 mod rekey_links;
 mod rekey_turns;
 mod reuse;
