@@ -34,6 +34,7 @@ mod rekey;
 mod rekey_attrs;
 mod rekey_links;
 mod rekey_turns;
+mod repair;
 mod reuse;
 mod room;
 mod scale;
