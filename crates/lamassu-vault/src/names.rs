@@ -38,7 +38,7 @@ pub(crate) struct Companion {
 }
 
 /// Why the name of an entry does not open.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, thiserror::Error)]
 pub(crate) enum NameFault {
     #[error("it is not a name that Lamassu writes")]
     Foreign,
@@ -48,16 +48,31 @@ pub(crate) enum NameFault {
     Impossible,
     #[error("it is long and stored as a short one, or short and stored as a long one")]
     WrongForm,
-    #[error("its companion is missing or unreadable")]
+    #[error("its companion is missing, or is no text that Lamassu writes")]
     NoCompanion,
+    /// The store failed, which says nothing about the name.
+    #[error("its companion cannot be read: {0}")]
+    Unreadable(stdio::Error),
     #[error("its companion belongs to another name")]
     WrongCompanion,
+}
+
+impl NameFault {
+    fn of_companion(error: stdio::Error) -> NameFault {
+        match error.raw_os_error() {
+            // Nothing, a directory, or another entry that is neither link nor file.
+            Some(libc::ENOENT | libc::EISDIR | libc::EINVAL | libc::ENXIO) => NameFault::NoCompanion,
+            // Longer than any companion.
+            None if error.kind() == stdio::ErrorKind::InvalidData => NameFault::NoCompanion,
+            _ => NameFault::Unreadable(error),
+        }
+    }
 }
 
 impl From<&NameFault> for IntegrityKind {
     fn from(fault: &NameFault) -> IntegrityKind {
         match fault {
-            NameFault::NoCompanion | NameFault::WrongCompanion => IntegrityKind::Companion,
+            NameFault::NoCompanion | NameFault::Unreadable(_) | NameFault::WrongCompanion => IntegrityKind::Companion,
             NameFault::Foreign | NameFault::Unauthentic | NameFault::Impossible | NameFault::WrongForm => {
                 IntegrityKind::Name
             }
@@ -124,7 +139,7 @@ impl Names {
                 Stored::Sealed(sealed) => open_sealed(key, &sealed).map(Some),
                 Stored::Long(hash) => {
                     let companion = name::companion_name(&hash);
-                    let text = read_text(dir, OsStr::new(&companion)).map_err(|_| NameFault::NoCompanion)?;
+                    let text = read_text(dir, OsStr::new(&companion)).map_err(NameFault::of_companion)?;
                     let sealed = name::decode(&text).ok_or(NameFault::NoCompanion)?;
                     if NameKey::hash(&sealed) != hash {
                         return Err(NameFault::WrongCompanion);

@@ -97,6 +97,7 @@ impl Vault {
                 Ok(Some(name)) => plain.push(name),
                 Ok(None) => return Err(VaultError::InvalidName),
                 Err(NameFault::NoCompanion | NameFault::WrongCompanion) => return Err(damaged("companion", &walked)),
+                Err(NameFault::Unreadable(error)) => return Err(io("read a companion")(error)),
                 Err(_) => return Err(damaged("name", &walked)),
             }
             if parts.peek().is_some() {

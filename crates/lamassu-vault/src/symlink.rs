@@ -188,8 +188,12 @@ pub(crate) fn rest_of(ring: &KeyRing, dir: &dyn BackendDir, stored: &OsStr, st: 
         return None;
     }
     let text = dir.read_link(stored).ok()?;
-    let head = open_head(ring, text.as_bytes().strip_prefix(&[LONG_MARK])?).ok()?;
-    Some(link_rest_name(&head.id).into())
+    Some(link_rest_name(&rest_id(ring, text.as_bytes())?).into())
+}
+
+/// The id of the rest of a link with this text, if that is a long target whose head opens.
+pub(crate) fn rest_id(ring: &KeyRing, text: &[u8]) -> Option<[u8; 16]> {
+    Some(open_head(ring, text.strip_prefix(&[LONG_MARK])?).ok()?.id)
 }
 
 /// Copies the rest of a long target to another directory before its link is moved there. It may exist there already.

@@ -277,9 +277,11 @@ impl Vault {
         if self.drop_attr(&target, ino, name)? { Ok(()) } else { Err(absent(name)) }
     }
 
-    /// Removes an attribute. Returns whether there was one.
+    /// Removes an attribute. Returns whether there was one. The newest name goes last, so that a value of before is
+    /// never shown.
     pub(crate) fn drop_attr(&self, target: &Target, ino: Ino, name: &OsStr) -> Result<bool> {
-        let stored = self.stored_attrs(name)?;
+        let mut stored = self.stored_attrs(name)?;
+        stored.reverse();
         let mut found = false;
         if let Some(mut attrs) = self.verified_attrs(target, ino)? {
             for attr in &stored {

@@ -3,7 +3,7 @@
 use crate::dirs::Dir;
 use crate::error::{errno, io, is_not_found};
 use crate::stored::{PRIVATE, place_in_lost, rename_no_replace};
-use crate::{Ino, Kind, Result, Vault, VaultError};
+use crate::{Ino, Kind, Result, Vault, VaultError, symlink};
 use lamassu_format::header::NameMode;
 use lamassu_format::name::{LOST, Stored, classify, companion_name};
 use lamassu_store::BackendDir;
@@ -116,8 +116,14 @@ impl Vault {
         Ok(())
     }
 
-    /// Returns its name there.
+    /// Returns its name there. The rest of a long link target is copied: another name of the link may need the
+    /// original, which otherwise is a leftover then.
     fn move_alone(&self, lost: &dyn BackendDir, dir: &dyn BackendDir, stored: &OsStr, st: &Stat) -> Result<OsString> {
+        if let Some(rest) = symlink::rest_of(&self.ctx.ring, dir, stored, st)
+            && let Err(error) = symlink::copy_rest(&rest, dir, lost)
+        {
+            tracing::warn!(%error, "the rest of a link target is not copied to {LOST}");
+        }
         let place = || place_in_lost(lost, dir, stored);
         let name = match place() {
             Err(e) if e.raw_os_error() == Some(libc::EACCES) => make_movable(dir, stored).and_then(|()| place()),

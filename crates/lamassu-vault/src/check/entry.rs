@@ -11,14 +11,12 @@ use crate::symlink::{self, LinkFault};
 use crate::walk::{has_header, header_id};
 use crate::{Dataset, Kind, VaultError, attr_value};
 use lamassu_anchor::SealedPart;
-use lamassu_format::name::{LINK_PREFIX, decode};
 use lamassu_store::backend::Stat;
 use lamassu_store::file::{Damage, DamageKind, FileCheck};
 use lamassu_store::{BackendDir, File, StoreError};
 use std::collections::HashSet;
 use std::collections::hash_map::Entry as MapEntry;
 use std::ffi::{OsStr, OsString};
-use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -27,8 +25,13 @@ use std::time::Duration;
 pub(super) struct Links {
     /// Ids of their rests.
     pub rests: HashSet<[u8; 16]>,
-    /// Links that do not open.
+    /// Links whose rest is not known: they do not open, or were not looked at.
     pub unknown: u64,
+}
+
+/// Whether something that a listing shows as this kind may be a symbolic link.
+pub(super) fn may_be_link(listed: Option<Kind>) -> bool {
+    listed.is_none_or(|kind| kind == Kind::Symlink)
 }
 
 /// How often an entry of the listing is looked for. A check has the vault to itself, so no honest process moves
@@ -53,18 +56,19 @@ impl Checker<'_> {
     pub(super) fn check_entry(&mut self, at: &Located, listed: Option<Kind>, links: &mut Links) -> Option<Kind> {
         let st = match looked_at(|| at.dir.stat_entry(&at.name)) {
             Ok(st) => st,
-            Err(e) if is_not_found(&e) => {
-                self.note_moving(at);
-                return None;
-            }
             Err(e) => {
+                links.unknown += u64::from(may_be_link(listed));
+                if is_not_found(&e) {
+                    self.note_moving(at);
+                    return None;
+                }
                 self.note_io(at, "stat", &e);
                 return listed.filter(|k| *k == Kind::Dir);
             }
         };
         if st.kind == Kind::Symlink {
             // Its rest stands in every directory it has a name in.
-            self.link(at, &st, links);
+            self.link(at, links);
         }
         if st.kind != Kind::Dir && st.nlink > 1 {
             match self.seen.entry(StoreId::from(&st)) {
@@ -112,14 +116,11 @@ impl Checker<'_> {
         Some(st.kind)
     }
 
-    fn link(&mut self, at: &Located, st: &Stat, links: &mut Links) {
+    fn link(&mut self, at: &Located, links: &mut Links) {
         let ring = &self.vault.ctx.ring;
-        if let Some(rest) = symlink::rest_of(ring, &*at.dir, &at.name, st) {
-            let id = rest.as_bytes().strip_prefix(LINK_PREFIX.as_bytes()).and_then(decode);
-            links.rests.extend(id.and_then(|id| <[u8; 16]>::try_from(id).ok()));
-        }
         let link = symlink::shown(ring, &*at.dir, &at.name);
         if let Ok(link) = &link {
+            links.rests.extend(symlink::rest_id(ring, &link.text));
             let digest = link.digest();
             let judged = self.is_newest(at, SealedPart::Content, digest, "the target is");
             if !self.went(at, judged) {

@@ -78,6 +78,13 @@ impl Checker<'_> {
         }
     }
 
+    /// Whether the anchor has an entry of this name, whatever lies there; `left`: what was not met yet.
+    pub(super) fn is_recorded(&self, dir: &Located, left: &Left, at: &Located) -> bool {
+        let (Some(anchored), Some(object)) = (&self.vault.anchored, dir.object) else { return false };
+        let place = anchored.place(object, &at.name);
+        left.contains_key(&place.name) || self.moving.places.contains_key(&place)
+    }
+
     /// A place of a move that was interrupted.
     fn unfinished(&mut self, at: &Located) {
         let text = "a rename that goes from or to here was interrupted: the next mount, or `lamassu check --repair`, \
@@ -101,8 +108,11 @@ impl Checker<'_> {
             ),
             (true, true) => {
                 let entry = at.stored.display().to_string();
-                let st = at.dir.stat_entry(&at.name).map_err(io("stat"));
-                match st.and_then(|st| self.vault.move_handle_to_lost(&*at.dir, &at.name, &st, &entry)) {
+                let moved = at.dir.stat_entry(&at.name).map_err(io("stat")).and_then(|st| {
+                    self.copy_link_rest(at, &*self.vault.lost_dir()?)?;
+                    self.vault.move_handle_to_lost(&*at.dir, &at.name, &st, &entry)
+                });
+                match moved {
                     Ok(()) => (Found::Mended, "it is not recorded: it was moved to lamassu.lost"),
                     Err(error) => {
                         let text = format!("it is not recorded, and it could not be moved to lamassu.lost: {error}");

@@ -99,7 +99,7 @@ impl Checker<'_> {
 
     /// Copies the rest of a long link target: another name of the link may need the original. Otherwise the original is
     /// a leftover now.
-    fn copy_link_rest(&self, at: &Located, lost: &dyn BackendDir) -> Result<()> {
+    pub(super) fn copy_link_rest(&self, at: &Located, lost: &dyn BackendDir) -> Result<()> {
         let ring = &self.vault.ctx.ring;
         let rest = at.dir.stat_entry(&at.name).ok().and_then(|st| symlink::rest_of(ring, &*at.dir, &at.name, &st));
         let Some(rest) = rest else { return Ok(()) };

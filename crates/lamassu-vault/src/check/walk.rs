@@ -1,6 +1,6 @@
 //! Walking the tree: directories by their records, entries by their names.
 
-use super::entry::{Links, looked_at};
+use super::entry::{Links, looked_at, may_be_link};
 use super::fresh::Left;
 use super::{Checker, Found, Known, Located, kind, listing};
 use crate::error::is_not_found;
@@ -119,7 +119,7 @@ impl Checker<'_> {
 
     /// Opens the name of a listed entry; `None` if it is not an entry of the tree, or was moved away.
     fn name(&mut self, here: &mut Here, dir: &Arc<dyn BackendDir>, e: &Listed) -> Option<Located> {
-        let Here { at, names, beside, .. } = here;
+        let Here { at, names, beside, links, left } = here;
         let unnamed = at.below(dir, &e.name, None);
         match classify(self.vault.name_mode, e.name.as_bytes()) {
             Stored::Root if at.is_root() => return None,
@@ -128,6 +128,7 @@ impl Checker<'_> {
                 // Names with the reserved prefix do not concern the tree. Any other may be an entry whose name was
                 // altered.
                 let ours = e.name.as_bytes().starts_with(RESERVED_PREFIX.as_bytes());
+                links.unknown += u64::from(!ours && may_be_link(e.kind));
                 let found = if ours { Found::Harmless } else { Found::Damage };
                 let text = "something that this version of Lamassu did not write; move it out of the vault's directory";
                 self.note(&unnamed, kind::FOREIGN, found, text.to_owned());
@@ -148,30 +149,39 @@ impl Checker<'_> {
         match names.open(&**dir, &e.name) {
             Ok(Some(plain)) => Some(at.below(dir, &e.name, Some(&plain))),
             Ok(None) => None,
-            Err(fault) => self.bad_name(unnamed, fault),
+            Err(fault) => {
+                let is_recorded = self.is_recorded(at, left, &unnamed);
+                self.bad_name(unnamed, fault, is_recorded)
+            }
         }
     }
 
-    fn bad_name(&mut self, at: Located, fault: NameFault) -> Option<Located> {
+    /// A name that does not open. `None`: the entry was moved away, which what is recorded never is.
+    fn bad_name(&mut self, at: Located, fault: NameFault, is_recorded: bool) -> Option<Located> {
+        if let NameFault::Unreadable(error) = fault {
+            self.note_io(&at, "the companion of its name cannot be read", &error);
+            return Some(at);
+        }
         let what = IntegrityKind::from(&fault).word();
         let text = format!("its name does not open: {fault}; it can be read by its path in the store");
-        if self.repair && self.move_to_lost(&at, what, text.clone()) {
+        let may_move = self.repair && !is_recorded;
+        if may_move && self.move_to_lost(&at, what, text.clone()) {
             return None;
         }
-        if !self.repair {
+        if !may_move {
             self.note(&at, what, Found::Damage, text);
         }
         Some(at)
     }
 
-    /// Companions without an entry.
+    /// Companions without an entry, in a directory whose entries were all met.
     fn leftovers(&mut self, at: &Located, dir: &Arc<dyn BackendDir>, beside: Beside, links: &Links) {
         let orphans = beside.companions.into_iter().filter(|(hash, name)| {
             debug_assert_eq!(name, OsStr::new(&companion_name(hash)));
             !beside.longs.contains(hash)
         });
         let mut orphans: Vec<OsString> = orphans.map(|(_, name)| name).collect();
-        // If the head of a link does not open, it is unknown whose rest this is.
+        // If the head of a link does not open, or was not looked at, it is unknown whose rest this is.
         if links.unknown == 0 {
             orphans.extend(beside.rests.into_iter().filter(|(id, _)| !links.rests.contains(id)).map(|(_, name)| name));
         }
@@ -254,7 +264,12 @@ impl Visit for Checker<'_> {
         let Some(mut place) = self.name(here, dir, entry) else { return Ok(None) };
         match self.judge(&here.at, &mut here.left, &place, entry.kind)? {
             Some(object) => place.object = object,
-            None => return Ok(None),
+            None => {
+                // What was moved away has taken its rest along. What is left may be in the place of a link.
+                let is_gone = matches!(dir.stat_entry(&entry.name), Err(e) if is_not_found(&e));
+                here.links.unknown += u64::from(!is_gone);
+                return Ok(None);
+            }
         }
         let kind = self.check_entry(&place, entry.kind, &mut here.links);
         Ok((kind == Some(Kind::Dir)).then_some(place.known()))
@@ -262,7 +277,10 @@ impl Visit for Checker<'_> {
 
     fn leave(&mut self, _met: &Met<Known>, dir: &Arc<dyn BackendDir>, here: Here) {
         self.missing(&here.at, &here.left);
-        self.leftovers(&here.at, dir, here.beside, &here.links);
+        // An entry that the store withholds may need what seems to be left over.
+        if here.left.is_empty() {
+            self.leftovers(&here.at, dir, here.beside, &here.links);
+        }
     }
 
     fn failed(&mut self, met: &Met<Known>, what: Failed, e: io::Error) -> Result<()> {

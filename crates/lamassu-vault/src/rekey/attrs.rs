@@ -1,5 +1,7 @@
 //! Extended attributes, access control lists among them: the new one is set before the old one goes, so that a crash
-//! leaves one or both, of equal value.
+//! leaves one or both. One attribute may be stored under the names of several epochs, with different values: a change
+//! that was cut off leaves the value of before under an older name. The newest name counts, here as for readers. The
+//! others are removed, never sealed anew.
 
 use super::RekeyRun;
 use crate::attr_value::{open_name, open_value, value_epoch};
@@ -15,7 +17,7 @@ use std::io as stdio;
 /// What has to be done about one stored attribute.
 enum Todo {
     Nothing,
-    /// Both exist: a crash, or a change between two rotations, left the older one.
+    /// It exists under a newer name too: a crash, or a change between two rotations, left this one.
     Remove,
     Reseal {
         newest: OsString,
@@ -33,7 +35,8 @@ impl RekeyRun<'_> {
             if st.kind == Kind::Symlink {
                 return Ok(());
             }
-            stored(&target)?.iter().any(|attr| !matches!(self.todo(&target, ino, attr), Ok(Todo::Nothing)))
+            let all = stored(&target)?;
+            all.iter().any(|attr| !matches!(self.todo(&target, ino, (attr, &all)), Ok(Todo::Nothing)))
         };
         if !is_old {
             return Ok(());
@@ -45,16 +48,17 @@ impl RekeyRun<'_> {
         let (target, st) = vault.target(ino)?;
         let mut attrs = vault.verified_attrs(&target, ino)?.unwrap_or_default();
         let mut first = Ok(());
-        for attr in stored(&target)? {
-            let done = self.todo(&target, ino, &attr).and_then(|todo| match todo {
+        let all = stored(&target)?;
+        for attr in &all {
+            let done = self.todo(&target, ino, (attr, &all)).and_then(|todo| match todo {
                 Todo::Nothing => Ok(()),
-                Todo::Remove => self.change(ino, &target, st.mode, &mut attrs, (&attr, None)),
+                Todo::Remove => self.change(ino, &target, st.mode, &mut attrs, (attr, None)),
                 Todo::Reseal { newest, sealed } => {
                     self.change(ino, &target, st.mode, &mut attrs, (&newest, Some(&sealed)))?;
                     self.walk.done.attributes += 1;
-                    match newest == attr {
+                    match newest == *attr {
                         true => Ok(()),
-                        false => self.change(ino, &target, st.mode, &mut attrs, (&attr, None)),
+                        false => self.change(ino, &target, st.mode, &mut attrs, (attr, None)),
                     }
                 }
             });
@@ -84,7 +88,8 @@ impl RekeyRun<'_> {
         }
     }
 
-    fn todo(&self, target: &Target, ino: Ino, attr: &OsStr) -> Result<Todo> {
+    /// What has to be done about `attr`, one of `all` that are stored.
+    fn todo(&self, target: &Target, ino: Ino, (attr, all): (&OsStr, &[OsString])) -> Result<Todo> {
         let (vault, ring) = (self.vault, &self.vault.ctx.ring);
         let damaged = || {
             vault.tell_at(ino, IntegrityKind::Attribute, "an extended attribute does not open, and is not re-keyed");
@@ -94,7 +99,8 @@ impl RekeyRun<'_> {
         let Some(plain) = open_name(ring, attr) else { return Ok(Todo::Nothing) };
         let plain = plain.map_err(|_| damaged())?;
         let newest: OsString = xattr_name(&ring.outer().seal_xattr_name(&plain)).into();
-        if newest != attr && target.get_xattr(&newest).is_ok() {
+        let names = ring.seal_xattr_names(&plain).into_iter().map(|sealed| OsString::from(xattr_name(&sealed)));
+        if names.take_while(|name| name != attr).any(|newer| all.contains(&newer)) {
             return Ok(Todo::Remove);
         }
         let value = match target.get_xattr(attr) {

@@ -1,6 +1,8 @@
 //! Symbolic links: their target cannot be changed in place, so each is replaced by a new one, with the same owner and
 //! times. Those with several names are replaced in all of them together; a crash between two names leaves two links
-//! with one target.
+//! with one target. So does a name that came while the walk went on, in a vault without an anchor: another round
+//! replaces the link there. Until then the rest of a long target stays in each directory where a name still leads to
+//! the old link.
 
 use super::RekeyRun;
 use crate::dirs::Dir;
@@ -31,7 +33,6 @@ pub(super) struct StagedLink {
 struct NewLink {
     /// The old one.
     id: StoreId,
-    nlink: u64,
     object: ObjectId,
     /// Its name in the staging directory.
     temp: OsString,
@@ -211,7 +212,7 @@ impl RekeyRun<'_> {
         };
         let Some(((target, old), object, st)) = found else { return Ok(()) };
         let temp = self.make_link(&target, &st)?;
-        let new = NewLink { id, nlink: st.nlink, object, temp, target, old };
+        let new = NewLink { id, object, temp, target, old };
         if self.exchange_all(&new, names, false)? {
             return Ok(());
         }
@@ -272,7 +273,7 @@ impl RekeyRun<'_> {
             if let Some(rest) = rest.as_ref().filter(|_| dir.ino != kept.ino) {
                 symlink::copy_rest(rest, &*kept.handle, &*dir.handle)?;
             }
-            olds.extend(symlink::rest_of(ring, &*dir.handle, name, st).map(|rest| (dir, rest)));
+            olds.extend(symlink::rest_of(ring, &*dir.handle, name, st).map(|rest| (dir, rest, st)));
             let held = kept.handle.hold(kept_name).map_err(io("hold"))?;
             held.link(&*staged, &spare).map_err(io("link"))?;
             replace(&*staged, &spare, &*dir.handle, name)?;
@@ -289,7 +290,8 @@ impl RekeyRun<'_> {
         drop(tree);
         vault.sync_store()?;
         vault.is_newest(object, SealedPart::Content, *digest)?;
-        olds.iter().for_each(|(dir, rest)| remove_rest(dir, rest));
+        let _tree = vault.tree.write();
+        olds.iter().for_each(|(dir, rest, old)| remove_unneeded_rest(dir, rest, old));
         Ok(Some(id))
     }
 
@@ -301,6 +303,7 @@ impl RekeyRun<'_> {
         vault.sync_store()?;
         let _tree = vault.tree.write();
         let places = self.places_of(new.id, names)?;
+        let old_link = places.first().map(|(.., st)| *st);
         let stored = || {
             places.first().map(|(dir, name, _)| vault.path_in(dir.ino, name).display().to_string()).unwrap_or_default()
         };
@@ -312,7 +315,9 @@ impl RekeyRun<'_> {
                     false => Ok(false),
                 };
             }
-            None if (places.len() as u64) < new.nlink && self.walk.has_moves() => self.walk.falls_short(),
+            None if old_link.is_some_and(|st| (places.len() as u64) < st.nlink) && self.walk.has_moves() => {
+                self.walk.falls_short();
+            }
             Some(_) | None => {}
         }
         let digests = (new.old, new.target.digest());
@@ -321,9 +326,9 @@ impl RekeyRun<'_> {
         let olds = vault.replacing(new.object, SealedPart::Content, digests, &stored, step)?;
         let made = staged.stat_entry(&new.temp).map_err(io("stat"))?;
         staged.unlink(&new.temp).map_err(io("unlink"))?;
-        if !places.is_empty() {
+        if let Some(old_link) = old_link {
             self.exchanged(new.id, &made);
-            olds.iter().for_each(|(dir, rest)| remove_rest(dir, rest));
+            olds.iter().for_each(|(dir, rest)| remove_unneeded_rest(dir, rest, &old_link));
             self.walk.done.links += 1;
         }
         Ok(true)
@@ -387,6 +392,14 @@ impl RekeyRun<'_> {
             olds.extend(rest.map(|rest| (dir.clone(), rest)));
         }
         Ok(olds)
+    }
+}
+
+/// Removes the rest of an old link's target, unless another name in the directory still leads to that link. The caller
+/// holds the tree lock.
+fn remove_unneeded_rest(dir: &Dir, rest: &OsStr, old: &Stat) {
+    if !symlink::is_named_in(&*dir.handle, old) {
+        remove_rest(dir, rest);
     }
 }
 

@@ -1,4 +1,4 @@
-//! Re-keying of links with several names, which is cut off between two of them.
+//! Re-keying of links with several names, which is cut off between two of them, or meets a name that came meanwhile.
 use crate::common;
 
 use common::*;
@@ -6,7 +6,8 @@ use lamassu_store::Backend;
 use lamassu_store::backend::fault::{Call, Fault};
 use lamassu_store::backend::{FaultBackend, MemoryBackend};
 use lamassu_vault::*;
-use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
 
 const NAMES: [&str; 3] = ["a/l", "b/l", "b/m"];
 
@@ -91,4 +92,84 @@ fn a_link_that_was_replaced_under_some_names_is_stale_under_none() {
         }
     }
     assert!(cut >= 8, "{cut}");
+}
+
+type Meanwhile = fn(&Vault, &str);
+
+/// A user renames a link while it is re-keyed: at each barrier once, so also between the walk and the exchange of the
+/// names that the walk has found. No name loses the rest of its target.
+#[test]
+fn a_link_that_is_renamed_meanwhile_keeps_its_target() {
+    at_each_barrier(true, |v, to| v.rename(v.ino("d"), n("b"), v.ino("d"), n(to), RenameMode::NoReplace).unwrap());
+}
+
+/// The same where it gets another name.
+#[test]
+fn a_link_that_gets_another_name_meanwhile_keeps_its_target() {
+    at_each_barrier(false, |v, to| _ = v.link(v.ino("d/a"), v.ino("d"), n(to)).unwrap());
+}
+
+fn at_each_barrier(is_rename: bool, meanwhile: Meanwhile) {
+    for make in [Recipe::default, || Recipe::default().anchored()] {
+        let reached = (1..).take_while(|nth| has_targets_after(&make(), is_rename, meanwhile, *nth)).count();
+        assert!(reached >= 2, "{reached} barriers");
+    }
+}
+
+/// False: there was no such barrier.
+fn has_targets_after(recipe: &Recipe, is_rename: bool, meanwhile: Meanwhile, nth: u64) -> bool {
+    let what = format!("rename: {is_rename}, anchored: {}, barrier {nth}", recipe.table.is_some());
+    let target = "t".repeat(2_000);
+    let fault = Arc::new(FaultBackend::new(Arc::new(MemoryBackend::new())));
+    let backend: Arc<dyn Backend> = fault.clone();
+    let v = recipe.make(&backend);
+    v.dir("d");
+    v.symlink(v.ino("d"), n("a"), target.as_bytes(), me()).unwrap();
+    v.link(v.ino("d/a"), v.ino("d"), n("b")).unwrap();
+    v.close().unwrap();
+    let v = recipe.open_with(&backend, &[1], &[2, 1]);
+    let at = fault.faults().calls(Call::SyncStore) + nth;
+    // The rule waits for a thread that uses the vault.
+    let ((ask, asked), (tell, told)) = (channel::<()>(), channel::<()>());
+    let (ask, told) = (Mutex::new(ask), Mutex::new(told));
+    fault.faults().rule(move |c| {
+        if c.call == Call::SyncStore && c.nth == at {
+            ask.lock().unwrap().send(()).unwrap();
+            told.lock().unwrap().recv().unwrap();
+        }
+        None
+    });
+    let done = std::thread::scope(|scope| {
+        let other = scope.spawn(|| {
+            for () in asked {
+                meanwhile(&v, "c");
+                tell.send(()).unwrap();
+            }
+        });
+        let done = v.rekey(Rekey::Outer, None, &Quiet);
+        fault.faults().clear_rules();
+        other.join().unwrap();
+        done.unwrap()
+    });
+    let was_reached = fault.faults().calls(Call::SyncStore) >= at;
+    assert!(done.complete && done.failed == 0, "{what}: {done:?}");
+    let names: &[&str] = match (was_reached, is_rename) {
+        (false, _) => &["a", "b"],
+        (true, true) => &["a", "c"],
+        (true, false) => &["a", "b", "c"],
+    };
+    let all_have_it = |v: &Vault| {
+        assert_eq!(v.list("d"), names, "{what}");
+        for name in names {
+            let seen =
+                v.readlink(v.ino(&format!("d/{name}"))).unwrap_or_else(|error| panic!("{what}: {name}: {error:?}"));
+            assert_eq!(seen, target.as_bytes(), "{what}: {name}");
+        }
+    };
+    all_have_it(&v);
+    v.close().unwrap();
+    let v = recipe.open_with(&backend, &[1], &[2]);
+    all_have_it(&v);
+    v.clean();
+    was_reached
 }
