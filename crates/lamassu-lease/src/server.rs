@@ -15,7 +15,7 @@
 //! The changes of a step are made durable before its replies are sent ([`Step`]). A server that cannot make a change
 //! durable stops.
 
-use crate::locks::{LOCKS_MAX, Lock, LockAnswer, Table};
+use crate::locks::{LOCKS_MAX, Lock, LockAnswer, LockKey, Range, Table};
 use crate::{Call, Grant, GrantNo, Millis, Mode, Object, Reply, RequestNo, SessionId, Terms};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -226,6 +226,11 @@ impl Server {
             Call::TestLock { .. } | Call::CancelLock { .. } => self.awaits_reports(),
             _ => false,
         }
+    }
+
+    /// Whether an unlock would make two ranges of one.
+    pub fn is_split_by(&self, session: SessionId, key: LockKey, range: Range) -> bool {
+        self.locks.is_split_by(session, key, range)
     }
 
     fn lock_call(&mut self, session: SessionId, call: Call, step: &mut Step) {

@@ -8,6 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 /// The directory of tables in the server's directory.
 pub const DIR: &str = "anchors";
@@ -59,7 +60,7 @@ pub trait AnchorStore: Send + Sync {
     /// concerns no table that is here: hosts are served meanwhile.
     ///
     /// # Errors
-    /// As for [`AnchorStore::all`]; the next server removes the rest.
+    /// As for [`AnchorStore::all`]; the next call removes the rest.
     fn remove_left(&self) -> Result<()> {
         Ok(())
     }
@@ -217,11 +218,18 @@ impl NewAnchor for NewFile {
     }
 }
 
+/// How long after a failure what is left is looked at again.
+const REMOVED_AGAIN_AFTER: Duration = Duration::from_secs(60);
+
 /// Removes what an earlier server has left, on a thread of its own. It ends with the right to serve.
 pub fn remove_left(anchors: Arc<dyn AnchorStore>) {
     let removes = move || {
-        if let Err(error) = anchors.remove_left() {
-            tracing::warn!(%error, "rows that belong to no anchor stay until the next start");
+        loop {
+            match anchors.remove_left() {
+                Ok(()) | Err(ServerError::NotLeading { .. }) => return,
+                Err(error) => tracing::warn!(%error, "rows that belong to no anchor could not be removed yet"),
+            }
+            std::thread::sleep(REMOVED_AGAIN_AFTER);
         }
     };
     let _ = std::thread::Builder::new().name("left".into()).spawn(removes);

@@ -26,7 +26,7 @@ use lamassu_anchor::head::Head;
 use lamassu_anchor::table::{Change, Table};
 use lamassu_anchor::{Anchor, AnchorError, VaultRow};
 use lamassu_format::header::VaultId;
-use lamassu_lease::locks::{LOCKS_MAX, LockAnswer};
+use lamassu_lease::locks::LOCKS_MAX;
 use lamassu_lease::server::{Server, Step};
 use lamassu_lease::{Call, Millis, Mode, Object, Reply, SessionId, Terms};
 use lamassu_rpc::clock::now;
@@ -436,7 +436,7 @@ impl Vault {
         }
         let leaves = (call == Call::Leave).then_some((line.session, Why::Left));
         let step = match inner.leases.may_add_locks(line.session, &call) && !known.locks.has_room() {
-            true => too_many_locks(line.session, &call),
+            true => inner.too_many_locks(line.session, &call),
             false => inner.leases.call(line.session, call, now),
         };
         self.carry_out(inner, step, leaves)?;
@@ -543,18 +543,6 @@ impl Vault {
             None => Err(Refused::Ended),
         }
     }
-}
-
-/// The answer to a call about locks that would add to those of a host that has as many as it may. A request that no
-/// longer waits gets none: whether it is cancelled is said by the answer to itself.
-fn too_many_locks(session: SessionId, call: &Call) -> Step {
-    let replies = match call {
-        Call::Lock { request, .. } | Call::Unlock { request, .. } | Call::TestLock { request, .. } => {
-            vec![(session, Reply::Lock { request: *request, answer: LockAnswer::TooMany })]
-        }
-        _ => Vec::new(),
-    };
-    Step { replies, ..Step::default() }
 }
 
 /// The place of a host among the vaults in which it has sessions, if it has some in this one.

@@ -4,7 +4,7 @@
 //! A snapshot lives until its handle is closed, so it is kept small. [`Vault::listing_bytes`] gives its size, so that
 //! front-ends can limit what a user holds.
 
-use crate::anchored::{Anchored, no_outcome};
+use crate::anchored::no_outcome;
 use crate::dirs::Dir;
 use crate::error::{io, is_not_found};
 use crate::event::IntegrityKind;
@@ -146,15 +146,10 @@ impl Vault {
         }
         match entries.is_incomplete() {
             // An entry may be under the other name of such a move.
-            true if self.has_unsettled_in(dir) => Err(no_outcome()),
+            true if entries.had_unsettled => Err(no_outcome()),
             true => Err(self.outdated("listing", open.ino, OsStr::new(""))),
             false => Ok(()),
         }
-    }
-
-    fn has_unsettled_in(&self, dir: &Dir) -> bool {
-        let has = |anchored: &Anchored| anchored.has_unsettled() && anchored.must_stay_in(dir.object);
-        self.anchored.as_ref().is_some_and(has)
     }
 
     /// Whether the anchor has an entry of this stored name; in an unanchored vault nothing is recorded.
@@ -168,10 +163,11 @@ impl Vault {
         let Some(anchored) = &self.anchored else {
             return Ok(Snapshot::of(dir.handle.read_dir().map_err(|e| self.not_listed(dir, e))?, false));
         };
-        let (entries, mut recorded) = {
+        let (entries, mut recorded, has_unsettled) = {
             let _tree = self.tree.read();
             let _names = self.names_of(dir.ino).read();
-            (dir.handle.read_dir(), anchored.anchor.entries(dir.object)?)
+            let has_unsettled = anchored.has_unsettled() && anchored.must_stay_in(dir.object);
+            (dir.handle.read_dir(), anchored.anchor.entries(dir.object)?, has_unsettled)
         };
         let entries = entries.map_err(|e| self.not_listed(dir, e))?;
         let (mut shown, mut unrecorded) = (Vec::with_capacity(recorded.len()), Vec::new());
@@ -183,7 +179,7 @@ impl Vault {
             }
         }
         self.meet_unrecorded(dir, &unrecorded);
-        Ok(Snapshot::of(shown, !recorded.is_empty()))
+        Ok(Snapshot::of(shown, !recorded.is_empty()).beside_unsettled(has_unsettled))
     }
 
     /// The error of a directory that cannot be listed. The store answers `ENOENT` for a directory that it removed,

@@ -376,6 +376,9 @@ impl Vault {
         if !self.options.read_only {
             self.close_workshop();
         }
+        if self.anchored.as_ref().is_some_and(|anchored| anchored.take_unsettled().is_some()) {
+            tracing::warn!("the store has not shown whether it made a rename: that is found out at the next opening");
+        }
         self.handles.clear();
         self.nameless.clear();
         self.files.clear();

@@ -26,6 +26,8 @@ pub(crate) struct Snapshot {
     rows: Box<[Row]>,
     /// The anchor has entries that the store did not show, or whose names it did not show.
     is_incomplete: AtomicBool,
+    /// A move from or to the directory had no outcome then.
+    pub had_unsettled: bool,
 }
 
 /// An entry without its name. The name ends at `end`, and begins where the name before ends.
@@ -51,7 +53,13 @@ impl Snapshot {
             Row { end: names.len(), ino: entry.ino, kind: entry.kind }
         };
         let rows: Vec<_> = entries.into_iter().map(&mut row).collect();
-        Snapshot { names: names.into(), rows: rows.into(), is_incomplete: AtomicBool::new(is_incomplete) }
+        let is_incomplete = AtomicBool::new(is_incomplete);
+        Snapshot { names: names.into(), rows: rows.into(), is_incomplete, had_unsettled: false }
+    }
+
+    /// The same of a directory from or to which a move may have no outcome.
+    pub fn beside_unsettled(self, had_unsettled: bool) -> Self {
+        Snapshot { had_unsettled, ..self }
     }
 
     /// Bytes of memory.

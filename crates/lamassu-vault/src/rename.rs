@@ -1,7 +1,7 @@
 //! Renames. The name is sealed anew under the new parent's key. Companions arrive before their entry and leave after
 //! it. A directory may replace an empty one.
 
-use crate::anchored::{End, Moving, TRIES_MAX, Unsettled, no_outcome};
+use crate::anchored::{Anchored, End, Moving, TRIES_MAX, Unsettled, no_outcome};
 use crate::error::{errno, io};
 use crate::record::remove_companion;
 use crate::stored::rename_no_replace;
@@ -12,6 +12,7 @@ use lamassu_anchor::row::Inodes;
 use lamassu_anchor::table::Standing;
 use lamassu_store::backend::Stat;
 use std::ffi::OsStr;
+use std::time::Instant;
 
 /// The step that is necessary before a rename.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -390,12 +391,26 @@ impl Vault {
     /// Looks again at the move that has no outcome, if there is one. The caller holds no lock of the tree, and keeps
     /// freezes away.
     pub(crate) fn settle_moves(&self) {
-        let Some(anchored) = self.anchored.as_ref().filter(|anchored| anchored.has_unsettled()) else { return };
+        self.settle_moves_if(Anchored::has_unsettled);
+    }
+
+    /// The same for a call that does not wait for the outcome: not too often.
+    pub(crate) fn settle_moves_in_passing(&self) {
+        self.settle_moves_if(Anchored::is_to_be_looked_at);
+    }
+
+    fn settle_moves_if(&self, is_to_be: impl Fn(&Anchored) -> bool) {
+        let Some(anchored) = self.anchored.as_ref().filter(|anchored| is_to_be(anchored)) else { return };
         // While that is in doubt, what the store shows may be another host's.
         if anchored.anchor.standing() != Standing::Good {
             return;
         }
         let _tree = self.tree.write();
+        // Another call may just have looked.
+        if !is_to_be(anchored) {
+            return;
+        }
+        let begun = Instant::now();
         let Some(mut open) = anchored.take_unsettled() else { return };
         let found = self.find_out(&open.from, &open.to, open.is_exchange, open.moving, &mut open.back);
         let entry = || self.path_in(open.from.dir.ino, &open.from.stored.name).display().to_string();
@@ -416,22 +431,27 @@ impl Vault {
                     remove_companion(&*dir.handle, &companion.name);
                 }
             }
-            Ok(Outcome::Unknown) => anchored.note_unsettled(open),
+            Ok(Outcome::Unknown) => {
+                anchored.note_unsettled(open);
+                anchored.looked_in_vain(begun.elapsed());
+            }
             Err(error) => {
                 tracing::debug!(entry = entry(), %error, "a rename that failed could not be taken back yet");
                 anchored.note_unsettled(open);
+                anchored.looked_in_vain(begun.elapsed());
             }
         }
         anchored.touched(self.now());
     }
 
-    /// As [`Vault::settle_moves`], for calls that only read. Nothing is done while the vault is frozen or closed.
+    /// As [`Vault::settle_moves_in_passing`], for calls that only read. Nothing is done while the vault is frozen or
+    /// closed.
     pub(crate) fn settle_moves_beside(&self) {
-        if self.anchored.as_ref().is_some_and(|anchored| anchored.has_unsettled())
+        if self.anchored.as_ref().is_some_and(Anchored::is_to_be_looked_at)
             && let Some(_pass) = self.gate.try_enter()
             && !self.closed.load(std::sync::atomic::Ordering::Acquire)
         {
-            self.settle_moves();
+            self.settle_moves_in_passing();
         }
     }
 

@@ -376,7 +376,7 @@ impl Vault {
     /// Ends the current session if nothing was written for a while. Changes wait for the time of a barrier that has
     /// nothing to write.
     fn close_quiet_session(&self, now: Millis) -> Result<()> {
-        if !self.ctx.sessions.is_under_way() || self.files.all().iter().any(|f| f.is_unsettled()) {
+        if self.ctx.sessions.are_closed() || self.files.all().iter().any(|f| f.is_unsettled()) {
             self.quiet_since.store(0, Ordering::Relaxed);
             return Ok(());
         }

@@ -328,7 +328,7 @@ impl Vault {
 
     fn make_once<T>(&self, parent: Ino, name: &OsStr, make: impl Fn(&Arc<Dir>, &StoredName) -> Result<T>) -> Result<T> {
         let _pass = self.change_recorded()?;
-        self.settle_moves();
+        self.settle_moves_in_passing();
         for tried in 0..TRIES_MAX {
             {
                 let _tree = self.tree.read();
@@ -437,7 +437,7 @@ impl Vault {
     /// [`VaultError::NotEmpty`], [`VaultError::NotDirectory`], [`VaultError::NotFound`], those of the store.
     pub fn rmdir(&self, parent: Ino, name: &OsStr) -> Result<()> {
         let _pass = self.change_recorded()?;
-        self.settle_moves();
+        self.settle_moves_in_passing();
         for tried in 0..TRIES_MAX {
             if self.try_rmdir(parent, name)? {
                 self.bound_departures();

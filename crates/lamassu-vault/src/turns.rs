@@ -17,9 +17,11 @@ mod freeze;
 mod need;
 mod together;
 mod told;
+mod under_way;
 
 pub use need::Need;
 pub use together::{TOGETHER, run_in_both};
+pub use under_way::Use;
 
 use crate::Ino;
 use freeze::Freezing;
@@ -160,9 +162,16 @@ impl State {
     }
 
     fn admits(&self, need: Need) -> bool {
-        if need.is_of_root && self.freezing == Freezing::Wanted {
-            return true;
-        }
+        self.is_beside(need) || self.admits_in_turn(need)
+    }
+
+    /// Whether a request is carried out beside the turns: nothing waits for it, so nobody can hold up the end of a turn
+    /// by such requests.
+    fn is_beside(&self, need: Need) -> bool {
+        need.is_of_root && self.freezing == Freezing::Wanted && !self.admits_in_turn(need)
+    }
+
+    fn admits_in_turn(&self, need: Need) -> bool {
         match self.phase {
             Phase::Away => false,
             Phase::Here(mode) => {
@@ -233,30 +242,6 @@ pub struct Turns {
     quiet: Condvar,
 }
 
-/// Alive while a request is carried out.
-pub struct Use {
-    turns: Arc<Turns>,
-    /// Whether it is one of [`State::changers`].
-    changes: bool,
-    /// [`State::dropping`] at its beginning.
-    dropping: u64,
-}
-
-impl Drop for Use {
-    fn drop(&mut self) {
-        let mut state = self.turns.state.lock();
-        state.users -= 1;
-        state.changers -= usize::from(self.changes);
-        state.last_used = Instant::now();
-        let is_older = self.dropping != state.dropping;
-        state.older_users -= usize::from(is_older);
-        let is_still = state.changers == 0 && state.is_frozen();
-        if state.users == 0 || is_still || (is_older && state.older_users == 0) {
-            self.turns.quiet.notify_all();
-        }
-    }
-}
-
 impl Turns {
     /// Without a turn so far: requests wait for the first one.
     pub fn new() -> Arc<Turns> {
@@ -303,6 +288,9 @@ impl Turns {
     }
 
     fn begin_request(self: &Arc<Self>, state: &mut State, need: Need) -> Use {
+        if state.is_beside(need) {
+            return Use { turns: self.clone(), is_beside: true, changes: false, dropping: state.dropping };
+        }
         state.users += 1;
         state.changers += usize::from(need.changes());
         state.is_used = true;
@@ -315,7 +303,7 @@ impl Turns {
                 self.runnable.notify_all();
             }
         }
-        Use { turns: self.clone(), changes: need.changes(), dropping: state.dropping }
+        Use { turns: self.clone(), is_beside: false, changes: need.changes(), dropping: state.dropping }
     }
 
     /// Carries a request out now, or when there is a turn for it.

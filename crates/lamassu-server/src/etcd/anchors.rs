@@ -207,7 +207,16 @@ impl AnchorStore for EtcdAnchors {
 
     fn remove_left(&self) -> Result<()> {
         let left = std::mem::take(&mut *self.left.lock());
-        left.iter().try_for_each(|generation| remove(&self.cluster, generation))
+        let (mut failed, mut done) = (Vec::new(), Ok(()));
+        for generation in left {
+            // One that cannot be removed does not keep the others.
+            if let Err(error) = remove(&self.cluster, &generation) {
+                failed.push(generation);
+                done = Err(error);
+            }
+        }
+        *self.left.lock() = failed;
+        done
     }
 
     /// The cluster's quota cannot be read.

@@ -10,8 +10,9 @@ use crate::state::leases::Use;
 use lamassu_anchor::VaultRow;
 use lamassu_anchor::head::Head;
 use lamassu_anchor::table::Table;
+use lamassu_lease::locks::LockAnswer;
 use lamassu_lease::server::{Server, Step};
-use lamassu_lease::{Millis, SessionId};
+use lamassu_lease::{Call, Millis, Reply, SessionId};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use tokio::sync::mpsc::Sender;
@@ -118,6 +119,19 @@ impl Inner {
                 }
             }
         }
+    }
+
+    /// The answer to a call about locks that would add to those of a host that has as many as it may. A request that no
+    /// longer waits gets none: whether it is cancelled is said by the answer to itself. Nor does an unlock that only
+    /// frees: whoever closes a file looks at no answer. Without one its host soon reports what it has left.
+    pub(super) fn too_many_locks(&self, session: SessionId, call: &Call) -> Step {
+        let refused = match call {
+            Call::Lock { request, .. } | Call::TestLock { request, .. } => Some(*request),
+            Call::Unlock { request, key, range } => self.leases.is_split_by(session, *key, *range).then_some(*request),
+            _ => None,
+        };
+        let reply = refused.map(|request| (session, Reply::Lock { request, answer: LockAnswer::TooMany }));
+        Step { replies: reply.into_iter().collect(), ..Step::default() }
     }
 
     /// Counts the locks of a session.

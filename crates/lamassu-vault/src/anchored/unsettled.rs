@@ -16,6 +16,11 @@ use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// Calls that only pass by look again after so many times as long as the last look took: a store that is half dead
+/// answers none of them soon.
+const PAUSE: u32 = 10;
 
 /// One end of a move.
 pub(crate) struct End {
@@ -81,6 +86,8 @@ pub(super) struct Unsettleds {
 struct State {
     /// The move of this process.
     own: Option<Unsettled>,
+    /// When calls that pass by look at it again.
+    again_at: Option<Instant>,
     /// The places of moves that recovery could not put right.
     left: HashSet<EntryPlace>,
 }
@@ -103,7 +110,7 @@ impl Anchored {
 
     /// The caller holds the tree's lock exclusively.
     pub fn note_unsettled(&self, unsettled: Unsettled) {
-        self.unsettled.change(|state| state.own = Some(unsettled));
+        self.unsettled.change(|state| (state.own, state.again_at) = (Some(unsettled), None));
     }
 
     /// The caller settles it, or gives it back, and holds the tree's lock exclusively meanwhile.
@@ -111,6 +118,16 @@ impl Anchored {
         let mut taken = None;
         self.unsettled.change(|state| taken = state.own.take());
         taken
+    }
+
+    /// Notes that a look at it found no outcome, and took so long.
+    pub fn looked_in_vain(&self, took: Duration) {
+        self.unsettled.change(|state| state.again_at = Instant::now().checked_add(took.saturating_mul(PAUSE)));
+    }
+
+    /// Whether calls that pass by are to look at it now.
+    pub fn is_to_be_looked_at(&self) -> bool {
+        self.has_unsettled() && self.unsettled.state.lock().again_at.is_none_or(|at| at <= Instant::now())
     }
 
     /// Recovery could not put these places right.

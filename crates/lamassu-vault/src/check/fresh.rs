@@ -71,6 +71,11 @@ impl Checker<'_> {
             }
             // It was removed, and the store's removal is pending.
             EntryVerdict::Unrecorded if !anchored.anchor.may_make(&place) => Ok(None),
+            // It may be what a move that could not be completed has yet to move.
+            EntryVerdict::Unrecorded if anchored.must_stay(&place) => {
+                self.unfinished(at);
+                Ok(None)
+            }
             EntryVerdict::Unrecorded | EntryVerdict::Nothing | EntryVerdict::Missing => {
                 self.unrecorded(at);
                 Ok(None)
@@ -82,7 +87,7 @@ impl Checker<'_> {
     pub(super) fn is_recorded(&self, dir: &Located, left: &Left, at: &Located) -> bool {
         let (Some(anchored), Some(object)) = (&self.vault.anchored, dir.object) else { return false };
         let place = anchored.place(object, &at.name);
-        left.contains_key(&place.name) || self.moving.places.contains_key(&place)
+        left.contains_key(&place.name) || self.moving.places.contains_key(&place) || anchored.must_stay(&place)
     }
 
     /// A place of a move that was interrupted.

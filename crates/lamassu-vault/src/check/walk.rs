@@ -176,6 +176,12 @@ impl Checker<'_> {
 
     /// Companions without an entry, in a directory whose entries were all met.
     fn leftovers(&mut self, at: &Located, dir: &Arc<dyn BackendDir>, beside: Beside, links: &Links) {
+        // A move that could not be completed may need them.
+        if let (Some(anchored), Some(object)) = (&self.vault.anchored, at.object)
+            && anchored.must_stay_in(object)
+        {
+            return;
+        }
         let orphans = beside.companions.into_iter().filter(|(hash, name)| {
             debug_assert_eq!(name, OsStr::new(&companion_name(hash)));
             !beside.longs.contains(hash)

@@ -304,7 +304,9 @@ fn the_root_waits_for_no_turn_that_a_freeze_waits_for() {
         move || turns.freeze(|| true)
     });
     all_done.recv().unwrap();
-    drop(turns.enter(Need::LOOK_AT_ROOT).expect("a freeze waits"));
+    let beside = turns.enter(Need::LOOK_AT_ROOT).expect("a freeze waits");
+    assert_eq!(turns.state.lock().users, 0, "the end of a turn does not wait for it");
+    drop(beside);
     assert!(turns.enter(Need::LOOK).is_none() && turns.is_wanted(Mode::Change));
     turns.thaw();
     assert!(!freezing.join().unwrap());

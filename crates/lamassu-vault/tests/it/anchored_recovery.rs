@@ -172,3 +172,55 @@ fn many_lost_moves_are_put_right_by_few_looks() {
     assert!(v.find("d/new7").is_ok() && v.find("d/old7").is_err());
     v.close().unwrap();
 }
+
+/// The same for a repair, which opens the vault itself: neither what is to be moved nor the companion of a long name is
+/// cleared away.
+#[test]
+fn a_repair_clears_nothing_that_could_not_be_put_right() {
+    let long = "l".repeat(200);
+    for (to, call) in [("d/to", Call::Rename), (&*format!("d/{long}"), Call::Rename), ("d/to", Call::Read)] {
+        let (store, table) = (Arc::new(MemoryBackend::new()), Arc::new(MemoryTable::default()));
+        let (_, v) = Lab::over(Recipe::default(), store.clone(), table.clone());
+        v.dir("d");
+        v.put("d/from", b"moved");
+        v.sync_all().unwrap();
+        let before = store.snapshot();
+        mv(&v, "d/from", to, RenameMode::NoReplace).unwrap();
+        v.sync_all().unwrap();
+        std::mem::forget(v);
+        // The companion is durable before the move is recorded.
+        let before = if to == "d/to" { before } else { with_companions(&before, &store.snapshot()) };
+        let (fault, lab) = Left { recipe: Recipe::default(), store: before, table: (*table).clone() }.lab();
+        // What the header and the records of directories are read by still works.
+        fault.faults().rule(move |c| {
+            let fails = c.call == call && (call != Call::Read || c.len >= 4096);
+            fails.then_some(Fault::Errno(libc::EIO))
+        });
+        let v = lab.open();
+        let _ = v.check(&[], true, &Quiet);
+        drop(v.close());
+        drop(v);
+        fault.faults().clear_rules();
+        let v = lab.open();
+        assert_eq!((v.get(to), lab.intents()), (b"moved".to_vec(), 0), "{call:?}");
+        let (names, is_whole) = listed(&v, "d");
+        assert_eq!((names.len(), is_whole), (1, true), "{call:?} {names:?}");
+    }
+}
+
+/// That the moves are made is not recorded at once: nothing is left in the way.
+#[test]
+fn a_recovery_that_is_only_not_recorded_yet_holds_nothing_up() {
+    let left = saved_through_one_name(Recipe::default());
+    for nth in 1..4 {
+        let (fault, lab) = left.lab();
+        fault.faults().fail_nth(Call::SyncStore, nth, libc::EIO);
+        let v = lab.open();
+        fault.faults().clear_rules();
+        v.dir("e");
+        v.dir("x");
+        mv(&v, "e", "x", RenameMode::Replace).unwrap();
+        v.sync_all().unwrap();
+        assert_eq!(lab.intents(), 0, "{nth}");
+    }
+}
