@@ -187,6 +187,11 @@ fn copy(ui: &Ui, common: &Common, original: &Original, place: &Path, keys: NewCl
     for id in &done.without_anchor {
         ui.warn(format_args!("the dataset {id} has no anchor on this host, and its copy gets none"));
     }
+    for id in &done.not_looked_at {
+        ui.warn(format_args!(
+            "no key at hand opens the dataset {id}: if it has interrupted sessions, the snapshot can never complete them"
+        ));
+    }
     if let Some(error) = &done.unrecorded {
         ui.warn(format_args!("the history of {} does not say so: {error}", original.dir().display()));
     }
