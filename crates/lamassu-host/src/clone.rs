@@ -81,7 +81,8 @@ pub struct Done {
     pub succession: Option<Succession>,
     /// datasets without an anchor on this host; their copies have none either
     pub without_anchor: Vec<VaultId>,
-    /// of a snapshot: datasets whose keys are not at hand; whether they have interrupted sessions is not known
+    /// of a snapshot: datasets of which it is not known whether they have interrupted sessions: no key at hand opens
+    /// them, or their record of sessions does not open
     pub not_looked_at: Vec<VaultId>,
     /// set if the original's history could not record the copy
     pub unrecorded: Option<KeyError>,
