@@ -7,6 +7,7 @@
 //! This module does not keep writers away from the original: the caller does, and passes in the locks.
 
 mod anchors;
+mod interrupted;
 
 use crate::anchors::Made;
 use crate::created::{is_empty, is_ours};
@@ -80,6 +81,9 @@ pub struct Done {
     pub succession: Option<Succession>,
     /// datasets without an anchor on this host; their copies have none either
     pub without_anchor: Vec<VaultId>,
+    /// of a snapshot: datasets of which it is not known whether they have interrupted sessions: no key at hand opens
+    /// them, or their record of sessions does not open
+    pub not_looked_at: Vec<VaultId>,
     /// set if the original's history could not record the copy
     pub unrecorded: Option<KeyError>,
 }
@@ -133,9 +137,10 @@ impl Original {
             }
         };
         let keys = newer.as_ref().unwrap_or(&self.keys);
-        if new.keys.snapshot {
-            self.refuse_interrupted(keys)?;
-        }
+        let not_looked_at = match new.keys.snapshot {
+            true => self.refuse_interrupted(policy, &header, keys)?,
+            false => Vec::new(),
+        };
         let slot = NewSlot { material: &self.material, cost: new.cost, label: new.label, created: new.keys.created };
         let mut history = keys.history(&self.dir, &header)?;
         let of = self.anchor(policy, &header, keys, &quiet)?;
@@ -163,7 +168,7 @@ impl Original {
         let unrecorded = history.note(noted).err();
         let dir = place.canonicalize().map_err(|source| Error::NotADirectory { dir: place.into(), source })?;
         let copy = Original { dir, header, keys: unlocked, material: self.material.clone() };
-        Ok(Done { copy, copied, succession, without_anchor, unrecorded })
+        Ok(Done { copy, copied, succession, without_anchor, not_looked_at, unrecorded })
     }
 
     /// The first entry of the copy's history.
@@ -171,16 +176,6 @@ impl Original {
         let of = if new.keys.snapshot { "snapshot-of" } else { "clone-of" };
         let event = Event::new(EventKind::Created).slot(keys.slot()).detail("kind", self.material.kind().name());
         event.detail(of, self.header.id().to_string())
-    }
-
-    /// A snapshot is never written, so an interrupted write of the original could not be completed in it: the store
-    /// would keep the choices of the crash for ever.
-    fn refuse_interrupted(&self, keys: &Unlocked) -> Result<()> {
-        let (root, ring) = (backend(&self.dir)?.root(), keys.key_ring(self.header.suite())?);
-        match lamassu_vault::has_interrupted_sessions(&*root, &ring, &self.header.id()).at(&self.dir)? {
-            true => Err(Error::SnapshotOfInterrupted { dir: self.dir.clone() }),
-            false => Ok(()),
-        }
     }
 
     /// Interrupted writes of the original are in the copy too, so the copy's record of sessions must say so.

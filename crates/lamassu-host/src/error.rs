@@ -80,11 +80,13 @@ pub enum Error {
     },
     /// The user's: what an interruption left cannot be completed in what is never written.
     #[error(
-        "{dir:?} was not closed at the end of an earlier session, and what that left can never be completed in a \
+        "{within:?} was not closed at the end of an earlier session, and what that left can never be completed in a \
          snapshot, which is never written: unmount the vault if it is mounted, run `lamassu check --repair {dir:?}`, and \
          make the snapshot then"
     )]
     SnapshotOfInterrupted {
+        /// the vault's, or that of a dataset in it
+        within: PathBuf,
         /// the vault's
         dir: PathBuf,
     },

@@ -187,6 +187,12 @@ fn copy(ui: &Ui, common: &Common, original: &Original, place: &Path, keys: NewCl
     for id in &done.without_anchor {
         ui.warn(format_args!("the dataset {id} has no anchor on this host, and its copy gets none"));
     }
+    for id in &done.not_looked_at {
+        ui.warn(format_args!(
+            "no key at hand opens the dataset {id}, or its record of sessions: if it has interrupted ones, they can never \
+             be completed in the snapshot"
+        ));
+    }
     if let Some(error) = &done.unrecorded {
         ui.warn(format_args!("the history of {} does not say so: {error}", original.dir().display()));
     }

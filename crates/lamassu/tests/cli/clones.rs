@@ -378,6 +378,32 @@ fn a_snapshot_is_made_of_no_interrupted_vault() {
     assert_eq!(b.run("cat t g").ok().text(), "g");
 }
 
+/// Nor of one with such a dataset.
+#[test]
+fn a_snapshot_is_made_of_no_interrupted_dataset() {
+    let b = Bench::new();
+    b.run("init v").ok();
+    b.run("dataset create v a").ok();
+    let mnt = b.dir("mnt");
+    let mut daemon = b.command(["mount", "-f", "v", "mnt"]).spawn().unwrap();
+    while !fs::read_to_string("/proc/self/mountinfo").unwrap().contains(mnt.to_str().unwrap()) {
+        assert!(daemon.try_wait().unwrap().is_none());
+    }
+    fs::write(mnt.join("a/f"), noise(100_000, 9)).unwrap();
+    fs::File::open(mnt.join("a/f")).unwrap().sync_all().unwrap();
+    daemon.kill().unwrap();
+    daemon.wait().unwrap();
+    assert!(Command::new("umount").arg("-l").arg(&mnt).status().unwrap().success());
+    // The vault around it is at rest.
+    let stored = b.stored("v", "a");
+    b.run("snapshot v s").code(28).says("lamassu check --repair").says(stored.file_name().unwrap().to_str().unwrap());
+    assert!(!b.path("s").exists());
+    let ran = b.run("check --repair v");
+    assert!([0, 27, 29].contains(&ran.code), "{}", ran.err);
+    b.run("snapshot v s").ok();
+    b.run("check s").ok();
+}
+
 /// Paths in the store are longer than those in the vault, and than the system takes.
 #[test]
 fn a_deep_vault_with_datasets_is_copied() {
