@@ -153,8 +153,9 @@ impl Vault {
         match self.backend.sync() {
             Ok(()) => *last_good = number,
             Err(error) => {
-                self.note_failed_barrier();
+                // In this order: who takes this failure for its own has written before the files are told, and is told.
                 barriers.failed.fetch_add(1, Ordering::AcqRel);
+                self.note_failed_barrier();
                 return Err(io("sync the store")(error));
             }
         }
@@ -376,7 +377,9 @@ impl Vault {
     /// Ends the current session if nothing was written for a while. Changes wait for the time of a barrier that has
     /// nothing to write.
     fn close_quiet_session(&self, now: Millis) -> Result<()> {
-        if self.ctx.sessions.are_closed() || self.files.all().iter().any(|f| f.is_unsettled()) {
+        let sessions = &self.ctx.sessions;
+        // One that has left something behind is never closed.
+        if sessions.are_closed() || sessions.has_left_behind() || self.files.all().iter().any(|f| f.is_unsettled()) {
             self.quiet_since.store(0, Ordering::Relaxed);
             return Ok(());
         }

@@ -92,6 +92,8 @@ pub struct DiskTable {
     logged: Mutex<Arc<Logged>>,
     /// redb has panicked.
     is_broken: AtomicBool,
+    /// A commit has failed whose record may be in the log. Until it is void, nothing is answered.
+    has_failed_record: AtomicBool,
     /// Closing it gives no unused pages back.
     stays_loose: bool,
     /// Called by the next read between its looks at the log and at the database.
@@ -215,6 +217,7 @@ impl DiskTable {
             position: Mutex::default(),
             logged: Mutex::default(),
             is_broken: AtomicBool::new(false),
+            has_failed_record: AtomicBool::new(false),
             stays_loose: false,
             #[cfg(test)]
             between: Mutex::new(None),
@@ -294,6 +297,7 @@ impl DiskTable {
         op: &'static str,
         mut work: impl FnMut(&View) -> Result<T, redb::Error>,
     ) -> Result<T, AnchorError> {
+        self.void_failed_record(op)?;
         let mut read = |handle: &Handle, kept: &Kept| work(&self.view(handle, kept)?);
         match self.ask_once(op, &mut read) {
             Err((AnchorError::Io { .. }, number)) => {
@@ -405,10 +409,15 @@ impl DiskTable {
 
     /// Makes the logged changes and these ones durable in the database. The log is empty after that.
     fn store(&self, op: &'static str, position: &mut Position, changes: &[Change]) -> Result<(), AnchorError> {
-        if let Err(error) = self.backend.reserve_again() {
-            self.void_failed_record(op)?;
-            return Err(AnchorError::io(op, &self.path)(error));
+        let stored = self.store_now(op, position, changes);
+        if stored.is_err() && self.backend.void_record().is_err() {
+            self.has_failed_record.store(true, Ordering::Release);
         }
+        stored
+    }
+
+    fn store_now(&self, op: &'static str, position: &mut Position, changes: &[Change]) -> Result<(), AnchorError> {
+        self.backend.reserve_again().map_err(AnchorError::io(op, &self.path))?;
         let given_up = Some(self.database.read()).filter(|current| current.handle.is_none());
         if let Some(number) = given_up.map(|current| current.number) {
             self.open_anew(op, number)?;
@@ -562,6 +571,7 @@ impl Table for DiskTable {
         if self.is_broken.load(Ordering::Acquire) {
             return Err(AnchorError::Broken);
         }
+        self.void_failed_record(OP)?;
         if self.role == Role::Writer && self.log(position, changes) {
             return Ok(());
         }

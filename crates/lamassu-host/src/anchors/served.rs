@@ -322,6 +322,8 @@ impl Anchors {
         file: &Path,
     ) -> Result<()> {
         let table = Arc::new(DiskTable::open(file)?);
+        // The server could not tell damage from what is right.
+        table.verify()?;
         // An anchor that was taken back from another server still has that server's head.
         table.commit(&[Head::none()])?;
         self.remember_server(vault, server)?;

@@ -9,6 +9,9 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
+/// How often a file is opened that is replaced meanwhile.
+const TRIES_MAX: u32 = 8;
+
 /// What a symbolic link at the path means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Links {
@@ -22,12 +25,22 @@ pub(crate) enum Links {
 pub(crate) fn find(path: &Path, links: Links, access: &OpenOptions) -> io::Result<Option<File>> {
     let mut flags = OFlags::PATH | OFlags::CLOEXEC;
     flags.set(OFlags::NOFOLLOW, links == Links::Refused);
-    let held = File::from(rustix::fs::open(path, flags, Mode::empty())?);
-    if !held.metadata()?.is_file() {
-        return Ok(None);
+    let mut tried = 0;
+    loop {
+        tried += 1;
+        let held = File::from(rustix::fs::open(path, flags, Mode::empty())?);
+        if !held.metadata()?.is_file() {
+            return Ok(None);
+        }
+        let again = format!("/proc/self/fd/{}", held.as_raw_fd());
+        match access.clone().custom_flags(OFlags::NONBLOCK.bits() as i32).open(again) {
+            // A store of several hosts: the name led to a file that another one has replaced.
+            Err(e) if e.raw_os_error() == Some(Errno::STALE.raw_os_error()) && tried < TRIES_MAX => {}
+            // Of /proc, not of the file.
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Err(io::Error::other("/proc is not mounted")),
+            opened => return opened.map(Some),
+        }
     }
-    let again = format!("/proc/self/fd/{}", held.as_raw_fd());
-    access.clone().custom_flags(OFlags::NONBLOCK.bits() as i32).open(again).map(Some)
 }
 
 /// Opens it for reading, where something else is an error: `EINVAL`. Follows no link.

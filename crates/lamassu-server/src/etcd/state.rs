@@ -136,7 +136,7 @@ impl state::Upstream for Cluster {
 mod tests {
     use super::*;
     use crate::audit;
-    use redb::{Key, TableHandle, Value};
+    use redb::{TableHandle, Value};
 
     #[test]
     fn the_audit_log_is_read_in_parts_that_leave_nothing_out() {

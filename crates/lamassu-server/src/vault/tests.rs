@@ -6,7 +6,7 @@ use lamassu_anchor::row::{Content, Sealed};
 use lamassu_anchor::table::{MemoryTable, Space, Visit};
 use lamassu_anchor::{Digest, ObjectId, Row, Token, TokenKey, VaultRow};
 use lamassu_keys::unix_now;
-use lamassu_lease::locks::{Lock, LockKey, LockKind, Range};
+use lamassu_lease::locks::{Lock, LockAnswer, LockKey, LockKind, Range};
 use lamassu_lease::{Grant, RequestNo};
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};

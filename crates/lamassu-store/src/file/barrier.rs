@@ -6,7 +6,7 @@
 
 use super::primitives::{Core, Covers, PageId};
 use super::state::{Held, Mark, State};
-use super::types::{Durability, StoreError};
+use super::types::{DamageKind, Durability, StoreError};
 use lamassu_format::{Page, PageNo, SlotKey};
 
 impl super::File {
@@ -75,9 +75,15 @@ impl Core {
         for pages in fresh.uncommitted()? {
             let mut next = pages.start;
             while let Some(g) = fresh.next_page(&*self.backing, next)?.filter(|g| *g < pages.end && *g <= last) {
-                // A page that is not as it was written is an error: the file is judged when it is opened again.
-                if self.good_page(st, g)?.is_some_and(|held| held.write_mark() == Mark::default()) {
-                    self.settle_page(st, g)?;
+                // A page that is not as it was written is an error: the file is judged when it is opened again. One
+                // that opens in no state is damage of that page alone.
+                match self.good_page(st, g) {
+                    Ok(held) if held.is_some_and(|held| held.write_mark() == Mark::default()) => {
+                        self.settle_page(st, g)?;
+                    }
+                    Err(StoreError::Damaged(damage)) if damage.kind != DamageKind::Stale => {}
+                    Ok(_) => {}
+                    Err(error) => return Err(error),
                 }
                 next = g.next();
             }

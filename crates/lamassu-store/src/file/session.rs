@@ -215,6 +215,11 @@ impl Sessions {
         self.left_behind.store(true, Ordering::Release);
     }
 
+    /// Whether one was.
+    pub fn has_left_behind(&self) -> bool {
+        self.left_behind.load(Ordering::Acquire)
+    }
+
     /// The state of the session of a page that was read; 0 is no session, and counts as closed. The caller holds no
     /// [`Stamp`].
     pub fn standing(&self, session: u32) -> Standing {

@@ -5,7 +5,7 @@ use common::anchored::*;
 use common::*;
 use lamassu_anchor::table::{MemoryTable, Table};
 use lamassu_store::Backend;
-use lamassu_store::backend::fault::Call;
+use lamassu_store::backend::fault::{Call, Fault};
 use lamassu_store::backend::{FaultBackend, MemoryBackend};
 use lamassu_vault::*;
 use std::sync::Arc;
@@ -171,6 +171,23 @@ fn many_lost_moves_are_put_right_by_few_looks() {
     assert_eq!(v.list("d").len() as u64, COUNT);
     assert!(v.find("d/new7").is_ok() && v.find("d/old7").is_err());
     v.close().unwrap();
+}
+
+/// A store that has the companions of long names which another one has in the same directories.
+fn with_companions(store: &MemoryBackend, of: &MemoryBackend) -> MemoryBackend {
+    let store = store.snapshot();
+    for dir in store.root().read_dir().unwrap().into_iter().filter(|entry| entry.kind == Some(Kind::Dir)) {
+        let (to, from) = (store.root().open_dir(&dir.name).unwrap(), of.root().open_dir(&dir.name).unwrap());
+        for entry in from.read_dir().unwrap() {
+            let is_companion = entry.name.to_string_lossy().starts_with("lamassu.") && entry.kind == Some(Kind::File);
+            if is_companion && to.stat_entry(&entry.name).is_err() {
+                let mut bytes = vec![0; from.stat_entry(&entry.name).unwrap().len as usize];
+                from.open_file(&entry.name, false).unwrap().read_at(0, &mut bytes).unwrap();
+                to.create_file(&entry.name).unwrap().write_at(0, &bytes).unwrap();
+            }
+        }
+    }
+    store
 }
 
 /// The same for a repair, which opens the vault itself: neither what is to be moved nor the companion of a long name is

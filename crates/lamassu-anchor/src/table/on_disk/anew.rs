@@ -41,13 +41,12 @@ impl DiskTable {
         Ok(())
     }
 
-    /// A commit fails that was perhaps logged. While its record cannot be made void, calls fail, as after any failure
-    /// of the disk.
+    /// Makes the record void of a commit that has failed, if that could not be done at once.
     pub(super) fn void_failed_record(&self, op: &'static str) -> Result<(), AnchorError> {
-        if !self.backend.has_perhaps_logged() {
-            return Ok(());
+        if self.has_failed_record.load(Ordering::Acquire) {
+            self.backend.void_record().map_err(AnchorError::io(op, &self.path))?;
+            self.has_failed_record.store(false, Ordering::Release);
         }
-        let number = self.database.read().number;
-        self.open_anew(op, number)
+        Ok(())
     }
 }

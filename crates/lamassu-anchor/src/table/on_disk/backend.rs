@@ -137,9 +137,16 @@ impl Backend {
         Ok(())
     }
 
-    /// Whether a record may have been written, although that failed.
-    pub fn has_perhaps_logged(&self) -> bool {
-        self.perhaps_logged.lock().is_some()
+    /// Makes void, durably, a record that may have been written although that failed.
+    pub fn void_record(&self) -> io::Result<()> {
+        let perhaps_logged = &mut *self.perhaps_logged.lock();
+        if let Some(at) = *perhaps_logged {
+            self.check("write")?;
+            self.write_at(at, &[0; BLOCK_LEN])?;
+            self.flush()?;
+            *perhaps_logged = None;
+        }
+        Ok(())
     }
 
     /// The log begins anew: its former records are void.
@@ -208,7 +215,7 @@ impl Backend {
         self.header.lock().durable.get(LAST_AT).map(|byte| byte & 1)
     }
 
-    /// Undoes the writes of a failed transaction, and a failed write to the log.
+    /// Undoes the writes of a failed transaction.
     pub fn roll_back(&self) -> io::Result<()> {
         let header = &mut *self.header.lock();
         if header.written != header.durable && !header.durable.is_empty() {
@@ -216,15 +223,8 @@ impl Backend {
             self.write_at(DATABASE_AT, &header.durable)?;
             header.written.clone_from(&header.durable);
         }
-        let perhaps_logged = &mut *self.perhaps_logged.lock();
-        if let Some(at) = *perhaps_logged {
-            self.check("write")?;
-            self.write_at(at, &[0; BLOCK_LEN])?;
-        }
         // Needed even if the header is unchanged: after a failed barrier nothing is known.
-        self.flush()?;
-        *perhaps_logged = None;
-        Ok(())
+        self.flush()
     }
 
     /// From now on so many bytes of the disk stay free when the file grows.

@@ -14,13 +14,17 @@ use lamassu_anchor::{Anchor, AnchorError, Revision, ServerFault};
 use lamassu_format::header::VaultId;
 use rustix::fs::OFlags;
 use std::ffi::OsString;
-use std::fs;
+use std::fs::{self, TryLockError};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// Limit on rows that a server may send: an anchor of 10⁹ files has fewer.
 const ROWS_OF_A_TABLE_MAX: u64 = 1 << 33;
+/// How long another process of this host that makes the copy is waited for, and how often it is looked at.
+const ALONE_WAIT: Duration = Duration::from_secs(20);
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
 /// The key under which the copy stores the number of the session that writes it.
 const SESSION: &[u8] = b"session";
 
@@ -63,7 +67,7 @@ pub(crate) fn up_to_date(
     local: Option<Arc<DiskTable>>,
 ) -> Result<(Arc<DiskTable>, Option<Vec<Change>>)> {
     // An open copy keeps other processes out. Without one, two would fill the same new file.
-    let _alone = if local.is_none() { Some(alone(file)?) } else { None };
+    let _alone = if local.is_none() { Some(alone(session, file)?) } else { None };
     let local = if local.is_none() { existing(DiskTable::open(file))? } else { local };
     let known = local.as_ref().map(|local| Head::of(&**local)).transpose()?.flatten();
     let seen = match &local {
@@ -106,13 +110,27 @@ fn beside(file: &Path, suffix: &str) -> PathBuf {
     name.into()
 }
 
-/// Waits until no other process of this host makes this copy, and keeps others from it.
-fn alone(file: &Path) -> Result<fs::File> {
-    let path = beside(file, ".lock");
+/// Waits until no other process of this host makes this copy, and keeps others from it. Not for long: other hosts may
+/// wait for this session.
+fn alone(session: &Session, file: &Path) -> Result<fs::File> {
+    let (path, until) = (beside(file, ".lock"), Instant::now() + ALONE_WAIT);
     let mut options = fs::File::options();
     options.create(true).truncate(false).write(true).mode(FILE_MODE).custom_flags(OFlags::NOFOLLOW.bits() as i32);
-    let locked = options.open(&path).and_then(|lock| lock.lock().map(|()| lock));
-    locked.map_err(|source| AnchorError::Io { op: "lock", path, source })
+    let failed = |source| AnchorError::Io { op: "lock", path: path.clone(), source };
+    let lock = options.open(&path).map_err(failed)?;
+    loop {
+        match lock.try_lock() {
+            Ok(()) => return Ok(lock),
+            Err(TryLockError::Error(source)) => return Err(failed(source)),
+            Err(TryLockError::WouldBlock) if Instant::now() >= until => {
+                return Err(AnchorError::Locked { path: file.to_owned() });
+            }
+            Err(TryLockError::WouldBlock) => {
+                session.wait_until_good()?;
+                std::thread::sleep(LOOK_AGAIN);
+            }
+        }
+    }
 }
 
 /// What a server sends of its table.

@@ -60,25 +60,3 @@ fn a_session_that_could_not_be_closed_is_closed_with_the_next() {
     v.close().unwrap();
     assert_eq!(lab.open().check(&[], false, &Quiet).unwrap().open_sessions, []);
 }
-
-/// It is not left to the next write, which may never come.
-#[test]
-fn a_quiet_session_that_could_not_be_closed_is_closed_soon() {
-    let lab = Lab::new();
-    let fault = Arc::new(FaultBackend::new(lab.backend.clone()));
-    let backend: Arc<dyn Backend> = fault.clone();
-    let v = lab.recipe.open(&backend).unwrap();
-    put_synced(&v, "f", &content(8, 0));
-    fault.faults().rule(|call| {
-        let is_new = call.name.is_some_and(|name| name.to_string_lossy().starts_with(SESSIONS_NEW));
-        (call.call == Call::Rename && is_new).then_some(Fault::Errno(libc::EIO))
-    });
-    v.freeze().unwrap();
-    fault.faults().clear_rules();
-    v.thaw().unwrap();
-    for passes in 1..4 {
-        v.maintain_at(passes * 3_600_000).unwrap();
-    }
-    let lab = interrupt(lab, v);
-    assert_eq!(lab.open().check(&[], false, &Quiet).unwrap().open_sessions, []);
-}

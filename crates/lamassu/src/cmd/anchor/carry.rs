@@ -25,7 +25,10 @@ pub fn export(ui: &Ui, args: &Export) -> Result<()> {
     let id = found.header.id();
     refuse_within(&args.file, &dir)?;
     // An export that is damaged would be noticed when it is needed.
-    let (_, table, _) = ui.policy.anchors.look_closely(&id)?;
+    let (_, table, is_verified) = ui.policy.anchors.look_closely(&id)?;
+    if !is_verified {
+        ui.warn("a process has the vault open: the anchor's checksums were not verified");
+    }
     let local = |op| move |source| HostError::Local { op, path: args.file.clone(), source };
     let made = File::options().write(true).create_new(true).mode(0o600).open(&args.file);
     let file = made.map_err(local("create"))?;
