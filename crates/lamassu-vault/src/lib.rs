@@ -23,7 +23,7 @@
 //! | `digests` | what an anchor compares |
 //! | `anchored`, `anchor` | what the vault's anchor says, and what it is told (`docs/freshness.md`); the public part of it |
 //! | `turns`, `left`, `locks` | turns of several hosts: waiting requests; numbers and handles from turn to turn; locks of programs (`docs/sharing.md`) |
-//! | `gate`, `upkeep` | how `freeze` and `close` wait for changes; work in the background |
+//! | `gate`, `admission`, `upkeep` | how `freeze` and `close` wait for changes; work in the background |
 //! | `event` | integrity events: counted, logged, delivered |
 //! | `walk`, `regions`, `check`, `rekey`, `moved` | walks over the whole tree: sizes, datasets; verify and repair; re-keying; what is moved meanwhile |
 //! | `scrub` | the whole store against the anchor, without keys |
@@ -51,6 +51,7 @@
 //! lock is taken under them, except that of `room`, which is taken under any.
 
 mod acl;
+mod admission;
 pub mod anchor;
 mod anchored;
 mod attr;

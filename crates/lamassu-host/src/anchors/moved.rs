@@ -1,7 +1,7 @@
 //! Export, import and moving of anchors.
 
 use super::Anchors;
-use super::place::{SERVER, make_dir_of, refuse_within, settled};
+use super::place::{SERVER, make_dir_of, refuse_within, settled, sync_dir_of};
 use crate::Result;
 use lamassu_anchor::export::{self, ExportError, Exported};
 use lamassu_anchor::table::{Change, DiskTable, Table};
@@ -272,9 +272,4 @@ fn suffixed(path: &Path, suffix: &str) -> PathBuf {
     let mut name = OsString::from(path.as_os_str());
     name.push(suffix);
     name.into()
-}
-
-pub(super) fn sync_dir_of(path: &Path) -> std::io::Result<()> {
-    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    std::fs::File::open(dir)?.sync_all()
 }

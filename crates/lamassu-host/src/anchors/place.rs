@@ -349,12 +349,15 @@ fn write_note(note: &Path, file: &Path) -> Result<()> {
 fn forget_note(note: &Path) -> Result<()> {
     match std::fs::remove_file(note) {
         // What it named may be removed next, perhaps on another disk.
-        Ok(()) => super::moved::sync_dir_of(note).map_err(|source| Error::Local {
-            op: "sync the directory of",
-            path: note.into(),
-            source,
-        }),
+        Ok(()) => {
+            sync_dir_of(note).map_err(|source| Error::Local { op: "sync the directory of", path: note.into(), source })
+        }
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(source) => Err(Error::Local { op: "remove", path: note.into(), source }),
     }
+}
+
+pub(super) fn sync_dir_of(path: &Path) -> io::Result<()> {
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    std::fs::File::open(dir)?.sync_all()
 }

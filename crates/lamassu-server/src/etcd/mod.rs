@@ -65,6 +65,8 @@ const UNSAFE_VERSIONS: [&str; 3] = ["3.5.0", "3.5.1", "3.5.2"];
 
 /// A key and its value.
 pub type Pair = (Vec<u8>, Vec<u8>);
+/// What is called with each key and its value.
+type VisitRow<'a> = dyn FnMut(&[u8], Vec<u8>) -> Result<()> + 'a;
 
 /// The keys of a server in a cluster.
 pub struct Cluster {
@@ -253,7 +255,7 @@ impl Cluster {
         &self,
         (mut from, to): (Vec<u8>, Vec<u8>),
         mut revision: i64,
-        visit: &mut dyn FnMut(&[u8], Vec<u8>) -> Result<()>,
+        visit: &mut VisitRow<'_>,
     ) -> Result<i64> {
         loop {
             let page = self.page(&from, &to, revision)?;
