@@ -179,11 +179,9 @@ fn with_companions(store: &MemoryBackend, of: &MemoryBackend) -> MemoryBackend {
     for dir in store.root().read_dir().unwrap().into_iter().filter(|entry| entry.kind == Some(Kind::Dir)) {
         let (to, from) = (store.root().open_dir(&dir.name).unwrap(), of.root().open_dir(&dir.name).unwrap());
         for entry in from.read_dir().unwrap() {
-            let is_companion = entry.name.to_string_lossy().starts_with("lamassu.") && entry.kind == Some(Kind::File);
+            let is_companion = entry.name.to_string_lossy().starts_with("lamassu.name.");
             if is_companion && to.stat_entry(&entry.name).is_err() {
-                let mut bytes = vec![0; from.stat_entry(&entry.name).unwrap().len as usize];
-                from.open_file(&entry.name, false).unwrap().read_at(0, &mut bytes).unwrap();
-                to.create_file(&entry.name).unwrap().write_at(0, &bytes).unwrap();
+                to.make_symlink(&entry.name, &from.read_link(&entry.name).unwrap()).unwrap();
             }
         }
     }
