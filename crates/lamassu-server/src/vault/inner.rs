@@ -36,7 +36,7 @@ pub enum Standing {
 pub enum Users {
     /// Sessions, which may last.
     Sessions,
-    /// Somebody who will soon have done so.
+    /// Somebody, for a moment.
     Passing,
     /// Nobody, since then.
     NoneSince(Millis),
