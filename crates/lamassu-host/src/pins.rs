@@ -11,6 +11,7 @@
 //! A pin is updated when the administrator's key is replaced by one that it has signed. A zone file is trusted as it
 //! is, like known-vaults: no key is needed to read its pins.
 
+use crate::places::sync_dir_of;
 use crate::{Error, Result, hex};
 use data_encoding::HEXLOWER_PERMISSIVE;
 use lamassu_format::header::{Header, PublicKey, VaultId, ZoneFile};
@@ -192,11 +193,6 @@ fn append(path: &Path, id: &VaultId, key: &PublicKey, comment: &str) -> Result<(
         sync_dir_of(path)
     };
     written().map_err(|source| Error::Local { op: "write", path: path.into(), source })
-}
-
-/// Makes the name of a file durable.
-fn sync_dir_of(path: &Path) -> io::Result<()> {
-    File::open(path.parent().unwrap_or(Path::new(".")))?.sync_all()
 }
 
 fn of_zone(file: &Path, id: &VaultId) -> Result<PublicKey> {

@@ -7,7 +7,9 @@
 //!
 //! A variable with a relative path is ignored, as the XDG Base Directory Specification says.
 
-use std::path::PathBuf;
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
 
 /// The file of pins.
 pub fn known_vaults() -> Option<PathBuf> {
@@ -37,4 +39,10 @@ fn given_state() -> Option<PathBuf> {
 /// A variable with an absolute path.
 fn absolute(variable: &str) -> Option<PathBuf> {
     std::env::var_os(variable).map(PathBuf::from).filter(|path| path.is_absolute())
+}
+
+/// Makes the name of a file durable.
+pub(crate) fn sync_dir_of(file: &Path) -> io::Result<()> {
+    let dir = file.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    File::open(dir)?.sync_all()
 }

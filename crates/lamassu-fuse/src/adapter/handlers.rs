@@ -6,7 +6,7 @@ use super::convert::{self, file_attr, file_type, negative_entry, node_kind, remo
 use super::file_io::WriteRequest;
 use super::locks::LockRequest;
 use super::reply::{is_not_found, send_empty, send_xattr};
-use super::{About, Adapter, By, CacheWrite, Shared, failed};
+use super::{About, Adapter, CacheWrite, Shared, failed};
 use crate::options::CacheMode;
 use fuser::{
     AccessFlags, BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Filesystem, FopenFlags, Generation, INodeNo,
@@ -57,7 +57,7 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
     }
 
     fn getattr(&self, req: &Request, ino: INodeNo, fh: Option<FileHandle>, reply: ReplyAttr) {
-        let (handle, by) = (fh.map(|fh| HandleId(fh.0)), By(ino.0, req.uid()));
+        let (handle, by) = (fh.map(|fh| HandleId(fh.0)), (ino.0, req.uid()));
         self.0.look_shown(by, "getattr", move |s| s.send_attr("getattr", s.fs.getattr(ino.0, handle), reply));
     }
 
@@ -456,7 +456,7 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
             CacheMode::WriteBack | CacheMode::Through => FopenFlags::FOPEN_CACHE_DIR | FopenFlags::FOPEN_KEEP_CACHE,
         };
         let caller = Caller::of(req);
-        self.0.look_into(By(ino.0, req.uid()), "opendir", move |s| match s.open_dir(ino.0, caller) {
+        self.0.look_into((ino.0, req.uid()), "opendir", move |s| match s.open_dir(ino.0, caller) {
             Ok(handle) => reply.opened(FileHandle(handle.0), how),
             Err(error) => reply.error(failed("opendir", &error)),
         });

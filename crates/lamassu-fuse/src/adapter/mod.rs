@@ -275,23 +275,33 @@ impl<F: FileSystem> Shared<F> {
         self.in_turn(About::Content(number), Need::LOOK, move |shared| _ = shared.answer(op, || job(shared)));
     }
 
-    /// The same for attributes.
-    fn look_shown(self: &Arc<Self>, about: By<Ino>, op: &'static str, job: impl FnOnce(&Arc<Self>) + Send + 'static) {
-        let need = self.to_look_at(&about);
-        self.in_turn(About::Shown(about.0), need, move |shared| _ = shared.answer(op, || job(shared)));
+    /// The same for attributes, which a user asks for.
+    fn look_shown(
+        self: &Arc<Self>,
+        (ino, uid): (Ino, u32),
+        op: &'static str,
+        job: impl FnOnce(&Arc<Self>) + Send + 'static,
+    ) {
+        let need = self.to_look_at(ino, uid);
+        self.in_turn(About::Shown(ino), need, move |shared| _ = shared.answer(op, || job(shared)));
     }
 
     /// The same to open a directory.
-    fn look_into(self: &Arc<Self>, about: By<Ino>, op: &'static str, job: impl FnOnce(&Arc<Self>) + Send + 'static) {
-        let need = self.to_look_at(&about);
-        self.in_turn(About::Content(about.0), need, move |shared| _ = shared.answer(op, || job(shared)));
+    fn look_into(
+        self: &Arc<Self>,
+        (ino, uid): (Ino, u32),
+        op: &'static str,
+        job: impl FnOnce(&Arc<Self>) + Send + 'static,
+    ) {
+        let need = self.to_look_at(ino, uid);
+        self.in_turn(About::Content(ino), need, move |shared| _ = shared.answer(op, || job(shared)));
     }
 
     /// What a request needs that opens a directory or shows attributes. The mount's root is shown beside the turns to
     /// those alone who may give up a freeze that waits: what it shows may be outdated, and the kernel lets others in
     /// by it.
-    fn to_look_at(&self, By(ino, uid): &By<Ino>) -> Need {
-        if *ino == ROOT && (*uid == 0 || *uid == self.owner) { Need::LOOK_AT_ROOT } else { Need::LOOK }
+    fn to_look_at(&self, ino: Ino, uid: u32) -> Need {
+        if ino == ROOT && (uid == 0 || uid == self.owner) { Need::LOOK_AT_ROOT } else { Need::LOOK }
     }
 
     /// Carries a change out now, or in the next turn, or after the thaw.
@@ -396,9 +406,6 @@ impl<F: FileSystem> Adapter<F> {
         tracing::debug!(abi = ?config.kernel_abi(), missing = ?(wanted & !config.capabilities()), "FUSE handshake");
     }
 }
-
-/// What a request is about, and the user who sends it.
-struct By<T>(T, u32);
 
 /// Runs a handler; a panic in it becomes a log line, and the dropped reply answers `EIO`.
 fn guarded<T>(op: &'static str, body: impl FnOnce() -> T) -> Option<T> {

@@ -1,8 +1,9 @@
 //! Export, import and moving of anchors.
 
 use super::Anchors;
-use super::place::{SERVER, make_dir_of, refuse_within, settled, sync_dir_of};
+use super::place::{SERVER, make_dir_of, refuse_within, settled};
 use crate::Result;
+use crate::places::sync_dir_of;
 use lamassu_anchor::export::{self, ExportError, Exported};
 use lamassu_anchor::table::{Change, DiskTable, Table};
 use lamassu_anchor::{Anchor, AnchorError, Revision};

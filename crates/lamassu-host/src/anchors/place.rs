@@ -8,6 +8,7 @@
 //! place. A place in the vault itself is refused here; `disk` checks other places that the store's owner controls.
 
 use super::Anchors;
+use crate::places::sync_dir_of;
 use crate::{Error, Result};
 use lamassu_format::header::VaultId;
 use lamassu_keys::header_file;
@@ -355,9 +356,4 @@ fn forget_note(note: &Path) -> Result<()> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(source) => Err(Error::Local { op: "remove", path: note.into(), source }),
     }
-}
-
-pub(super) fn sync_dir_of(path: &Path) -> io::Result<()> {
-    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    std::fs::File::open(dir)?.sync_all()
 }

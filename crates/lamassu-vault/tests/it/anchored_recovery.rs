@@ -115,18 +115,39 @@ fn what_lies_where_a_move_leads_is_kept() {
     }
 }
 
-/// What recovery could not move is no leftover: it is all that there is of a recorded file.
-#[test]
-fn what_could_not_be_put_right_stays_for_the_next_writer() {
+/// A store that has the companions of long names which another one has in the same directories.
+fn with_companions(store: &MemoryBackend, of: &MemoryBackend) -> MemoryBackend {
+    let store = store.snapshot();
+    for dir in store.root().read_dir().unwrap().into_iter().filter(|entry| entry.kind == Some(Kind::Dir)) {
+        let (to, from) = (store.root().open_dir(&dir.name).unwrap(), of.root().open_dir(&dir.name).unwrap());
+        for entry in from.read_dir().unwrap() {
+            let is_companion = entry.name.to_string_lossy().starts_with("lamassu.name.");
+            if is_companion && to.stat_entry(&entry.name).is_err() {
+                to.make_symlink(&entry.name, &from.read_link(&entry.name).unwrap()).unwrap();
+            }
+        }
+    }
+    store
+}
+
+/// A process was killed that had recorded the move of `d/from`, before the store kept it. Companions are durable
+/// earlier.
+fn moved_in_the_anchor_alone(to: &str) -> Left {
     let (store, table) = (Arc::new(MemoryBackend::new()), Arc::new(MemoryTable::default()));
     let (_, v) = Lab::over(Recipe::default(), store.clone(), table.clone());
     v.dir("d");
     v.put("d/from", b"moved");
     v.sync_all().unwrap();
     let before = store.snapshot();
-    mv(&v, "d/from", "d/to", RenameMode::NoReplace).unwrap();
+    mv(&v, "d/from", to, RenameMode::NoReplace).unwrap();
     std::mem::forget(v);
-    let (fault, lab) = Left { recipe: Recipe::default(), store: before, table: (*table).clone() }.lab();
+    Left { recipe: Recipe::default(), store: with_companions(&before, &store), table: (*table).clone() }
+}
+
+/// What recovery could not move is no leftover: it is all that there is of a recorded file.
+#[test]
+fn what_could_not_be_put_right_stays_for_the_next_writer() {
+    let (fault, lab) = moved_in_the_anchor_alone("d/to").lab();
     fault.faults().fail_always(Call::Rename, libc::EIO);
     let v = lab.open();
     fault.faults().clear_rules();
@@ -173,38 +194,13 @@ fn many_lost_moves_are_put_right_by_few_looks() {
     v.close().unwrap();
 }
 
-/// A store that has the companions of long names which another one has in the same directories.
-fn with_companions(store: &MemoryBackend, of: &MemoryBackend) -> MemoryBackend {
-    let store = store.snapshot();
-    for dir in store.root().read_dir().unwrap().into_iter().filter(|entry| entry.kind == Some(Kind::Dir)) {
-        let (to, from) = (store.root().open_dir(&dir.name).unwrap(), of.root().open_dir(&dir.name).unwrap());
-        for entry in from.read_dir().unwrap() {
-            let is_companion = entry.name.to_string_lossy().starts_with("lamassu.name.");
-            if is_companion && to.stat_entry(&entry.name).is_err() {
-                to.make_symlink(&entry.name, &from.read_link(&entry.name).unwrap()).unwrap();
-            }
-        }
-    }
-    store
-}
-
 /// The same for a repair, which opens the vault itself: neither what is to be moved nor the companion of a long name is
 /// cleared away.
 #[test]
 fn a_repair_clears_nothing_that_could_not_be_put_right() {
     let long = "l".repeat(200);
     for (to, call) in [("d/to", Call::Rename), (&*format!("d/{long}"), Call::Rename), ("d/to", Call::Read)] {
-        let (store, table) = (Arc::new(MemoryBackend::new()), Arc::new(MemoryTable::default()));
-        let (_, v) = Lab::over(Recipe::default(), store.clone(), table.clone());
-        v.dir("d");
-        v.put("d/from", b"moved");
-        v.sync_all().unwrap();
-        let before = store.snapshot();
-        mv(&v, "d/from", to, RenameMode::NoReplace).unwrap();
-        std::mem::forget(v);
-        // The companion is durable before the move is recorded.
-        let before = if to == "d/to" { before } else { with_companions(&before, &store.snapshot()) };
-        let (fault, lab) = Left { recipe: Recipe::default(), store: before, table: (*table).clone() }.lab();
+        let (fault, lab) = moved_in_the_anchor_alone(to).lab();
         // What the header and the records of directories are read by still works.
         fault.faults().rule(move |c| {
             let fails = c.call == call && (call != Call::Read || c.len >= 4096);
