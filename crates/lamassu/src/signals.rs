@@ -11,13 +11,16 @@ use lamassu_host::Error as HostError;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::iterator::Signals;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc};
 use std::time::Duration;
 
 /// How long the last message may take.
 const SAYING_MAX: Duration = Duration::from_millis(500);
 
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+
+/// Set on the signal's own stack, from the first call of [`flag_only`] on: the thread that waits for signals may be late.
+static ARRIVED: OnceLock<Arc<AtomicBool>> = OnceLock::new();
 
 /// What the first signal does.
 #[derive(Default)]
@@ -95,6 +98,14 @@ fn say_stopped() {
 /// From now on the first signal only sets the flag that [`interrupted`] reads.
 pub fn flag_only() {
     set(OnSignal::Flag);
+    ARRIVED.get_or_init(|| {
+        let arrived = Arc::new(AtomicBool::new(false));
+        for signal in [SIGINT, SIGTERM, SIGHUP] {
+            // Without it the thread alone tells.
+            let _ = signal_hook::flag::register(signal, arrived.clone());
+        }
+        arrived
+    });
 }
 
 /// The same for a process that a first signal would end; one that does something else with signals keeps to that.
@@ -110,9 +121,9 @@ pub fn call(call: impl FnMut() + Send + 'static) {
     set(OnSignal::Call(Box::new(call)));
 }
 
-/// Whether a signal came.
+/// Whether a signal came. After [`flag_only`], one that came during a system call counts as soon as that has returned.
 pub fn interrupted() -> bool {
-    INTERRUPTED.load(Ordering::Acquire)
+    INTERRUPTED.load(Ordering::Acquire) || ARRIVED.get().is_some_and(|arrived| arrived.load(Ordering::SeqCst))
 }
 
 /// An error if a signal came.
