@@ -6,16 +6,19 @@
 //! uses them meanwhile.
 
 use crate::failure::{Failure, Result};
+use crate::log::Bounded;
 use crate::plugin::{self, Connection};
 use crate::settings::HELP;
 use lamassu_volume::{Extent, Zeros};
 use libc::{c_char, c_int, c_void};
+use parking_lot::Mutex;
 use std::ffi::{CStr, CString};
 use std::io;
 use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 use std::sync::OnceLock;
+use std::time::Instant;
 
 const API_VERSION: c_int = 2;
 const THREAD_MODEL_PARALLEL: c_int = 3;
@@ -184,6 +187,14 @@ pub fn borrowed<'a>(number: c_int) -> BorrowedFd<'a> {
     unsafe { BorrowedFd::borrow_raw(number) }
 }
 
+/// Logs why a callback fails. Clients send failing requests as often as they like.
+pub fn fails(why: &str) {
+    static TOLD: Mutex<Bounded> = Mutex::new(Bounded::new());
+    for line in TOLD.lock().lines(why, Instant::now()) {
+        say(&crate::log::printable(&line));
+    }
+}
+
 /// Runs a callback's work. `None`: it failed, and nbdkit has the error.
 fn guarded<T>(work: impl FnOnce() -> Result<T>) -> Option<T> {
     // State that a panic left incomplete is behind locks of the vault, which are not poisoned. The request is answered
@@ -193,7 +204,7 @@ fn guarded<T>(work: impl FnOnce() -> Result<T>) -> Option<T> {
         Ok(value) => Some(value),
         Err(error) => {
             if !matches!(error, Failure::NotFast | Failure::Told) {
-                say(&crate::log::printable(&error.to_string()));
+                fails(&error.to_string());
             }
             // SAFETY: a number.
             unsafe { nbdkit_set_error(error.errno()) };

@@ -62,7 +62,7 @@ impl Failure {
             Failure::Setting(_) | Failure::Forked => libc::EINVAL,
             Failure::NoExport => libc::ENOENT,
             Failure::NotFast => libc::EOPNOTSUPP,
-            Failure::Volume(error) => error.errno(),
+            Failure::Volume(error) => answered(error.errno()),
             Failure::Host(_) | Failure::System(_) | Failure::Told | Failure::Panicked => libc::EIO,
         }
     }
@@ -77,6 +77,16 @@ impl Failure {
             Failure::System(_) | Failure::Told => FaultKind::Other,
             Failure::Panicked => FaultKind::Internal,
         }
+    }
+}
+
+/// The errno by which nbdkit tells its client the same. NBD has few numbers, and nbdkit tells EINVAL, an invalid
+/// request, for all others.
+fn answered(errno: i32) -> i32 {
+    match errno {
+        libc::EPERM | libc::EROFS | libc::ENOSPC | libc::EDQUOT | libc::EFBIG => errno,
+        libc::ENOMEM | libc::EOPNOTSUPP | libc::EINVAL | libc::ENOENT => errno,
+        _ => libc::EIO,
     }
 }
 

@@ -151,7 +151,12 @@ impl Metrics {
         // Collectors read the files whose names end in `.prom`.
         name.push(".new");
         let new = file.with_file_name(name);
-        let mut to = File::options().write(true).create(true).truncate(true).mode(0o644).open(&new)?;
+        // Made anew: another user may have made it, or a link of that name. A killed process leaves its own.
+        match std::fs::remove_file(&new) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let mut to = File::options().write(true).create_new(true).mode(0o644).open(&new)?;
         to.write_all(self.text().as_bytes())?;
         std::fs::rename(&new, file)
     }

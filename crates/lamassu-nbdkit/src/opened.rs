@@ -8,7 +8,7 @@ use lamassu_host::notes::Notes;
 use lamassu_host::{Anchors, Found, Pins, Policy, Served, options, places};
 use lamassu_keys::{Ask, KeySource, Loaded, Purpose};
 use lamassu_vault::{FileSystem, Forest, keep_up};
-use lamassu_volume::{Name, Volume, Volumes};
+use lamassu_volume::{Info, Name, Volume, VolumeError, Volumes};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -101,30 +101,31 @@ impl Opened {
         Ok(opened)
     }
 
-    /// All exports, by name.
-    ///
-    /// # Errors
-    /// Those of the vaults.
-    pub fn exports(&self) -> Result<Vec<Export>> {
+    /// All exports, by name. `failed` is called for what cannot be described: it hides no other export.
+    pub fn exports(&self, failed: &mut dyn FnMut(VolumeError)) -> Vec<Export> {
         let mut found = Vec::new();
         for vault in &self.vaults {
-            let infos = vault.volumes().list(&mut |odd| tracing::debug!(%odd, "not exported"))?;
-            for info in infos.into_iter().filter(|info| vault.exports(&info.name)) {
+            for info in vault.infos(failed) {
                 let what = if info.name.is_snapshot() { "snapshot" } else { "volume" };
                 let description = format!("{what}, {} bytes, blocks of {}", info.size, info.block_size.bytes());
                 found.push(Export { name: vault.shown(&info.name), description });
             }
         }
-        Ok(found)
+        found
     }
 
     /// The export for a client that names none: the only one, if there is only one.
     ///
     /// # Errors
-    /// Those of the vaults.
+    /// Those of the vaults: what could not be described may be another one.
     pub fn default_export(&self) -> Result<Option<String>> {
-        let mut all = self.exports()?;
-        Ok(if all.len() == 1 { all.pop().map(|export| export.name) } else { None })
+        let mut first = None;
+        let mut all = self.exports(&mut |error| _ = first.get_or_insert(error));
+        match first {
+            Some(error) => Err(error.into()),
+            None if all.len() == 1 => Ok(all.pop().map(|export| export.name)),
+            None => Ok(None),
+        }
     }
 
     /// Opens the volume of an export.
@@ -139,7 +140,7 @@ impl Opened {
         let found = self.vaults.iter().find_map(|vault| Some((vault, of(vault)?.parse::<Name>().ok()?)));
         let (vault, name) = found.filter(|(vault, name)| vault.exports(name)).ok_or(Failure::NoExport)?;
         match vault.volumes().open(&name, read_only || vault.read_only()) {
-            Err(lamassu_volume::VolumeError::NotFound(_)) => Err(Failure::NoExport),
+            Err(VolumeError::NotFound(_)) => Err(Failure::NoExport),
             volume => Ok(volume?),
         }
     }
@@ -231,6 +232,29 @@ impl OpenVault {
 
     fn exports(&self, name: &Name) -> bool {
         self.settings.volumes.is_empty() || self.settings.volumes.contains(name)
+    }
+
+    /// What it exports. Volumes that are not exported are not looked at.
+    fn infos(&self, failed: &mut dyn FnMut(VolumeError)) -> Vec<Info> {
+        let volumes = self.volumes();
+        if self.settings.volumes.is_empty() {
+            let odd = &mut |error: VolumeError| match error {
+                VolumeError::NotAVolume { .. } => tracing::debug!(%error, "not exported"),
+                error => failed(error),
+            };
+            return volumes.list(odd).unwrap_or_else(|error| {
+                failed(error);
+                Vec::new()
+            });
+        }
+        let mut found = Vec::new();
+        for name in &self.settings.volumes {
+            match volumes.info(name) {
+                Ok(info) => found.push(info),
+                Err(error) => failed(error),
+            }
+        }
+        found
     }
 
     fn shown(&self, volume: &Name) -> String {

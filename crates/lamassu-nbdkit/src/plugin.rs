@@ -125,7 +125,7 @@ fn opened<T>(with: impl FnOnce(&Opened) -> Result<T>) -> Result<T> {
 }
 
 pub fn exports() -> Result<Vec<Export>> {
-    opened(Opened::exports)
+    opened(|opened| Ok(opened.exports(&mut |error| crate::abi::fails(&error.to_string()))))
 }
 
 pub fn default_export() -> Result<Option<String>> {

@@ -1,5 +1,4 @@
-//! Makes, lists, resizes, copies and destroys the volumes of a vault. The caller is the vault's only writer, except for
-//! programs in a mount of the same process.
+//! Makes, lists, resizes, copies and destroys the volumes of a vault. The caller is the vault's only writer.
 
 use crate::held::{Held, Open};
 use crate::volume::Info;
@@ -56,7 +55,6 @@ impl Volumes {
                 Err(VaultError::IsDirectory) => continue,
                 removed => removed?,
             }
-            self.fs.changed_beside_kernel(directory.ino(), file);
         }
         Ok(Some(directory))
     }
@@ -66,7 +64,6 @@ impl Volumes {
             return Ok(directory);
         }
         let entry = self.fs.mkdir(ROOT, OsStr::new(DIRECTORY), 0o700, owner())?;
-        self.fs.changed_beside_kernel(ROOT, OsStr::new(DIRECTORY));
         Ok(Held::new(self.fs.clone(), entry))
     }
 
@@ -107,10 +104,11 @@ impl Volumes {
         self.file(name).map(|(_, info)| info)
     }
 
-    /// All volumes and snapshots, by name; `odd` is called for each other file.
+    /// All volumes and snapshots, by name. `odd` is called for each file that is none, with
+    /// [`VolumeError::NotAVolume`], and for each that cannot be described, with the reason.
     ///
     /// # Errors
-    /// Those of the vault.
+    /// Those of the vault about the directory.
     pub fn list(&self, odd: &mut dyn FnMut(VolumeError)) -> Result<Vec<Info>> {
         let mut found = Vec::new();
         let Some(directory) = self.directory()? else { return Ok(found) };
@@ -125,8 +123,9 @@ impl Volumes {
             };
             match self.info(&name) {
                 Ok(info) => found.push(info),
-                Err(error @ VolumeError::NotAVolume { .. }) => odd(error),
-                Err(error) => return Err(error),
+                // Removed meanwhile, by a writer beside an export that takes no lock.
+                Err(VolumeError::NotFound(_)) => {}
+                Err(error) => odd(error),
             }
         }
         found.sort_unstable_by(|a, b| a.name.cmp(&b.name));
@@ -174,7 +173,6 @@ impl Volumes {
                 error => error,
             });
         }
-        self.fs.changed_beside_kernel(directory.ino(), &name.file());
         Ok(directory.sync_names()?)
     }
 
@@ -251,7 +249,6 @@ impl Volumes {
         // The volume comes last, so that it can be destroyed again after a crash.
         for one in below.iter().chain([name]) {
             self.fs.unlink(directory.ino(), &one.file())?;
-            self.fs.changed_beside_kernel(directory.ino(), &one.file());
         }
         directory.sync_names()?;
         Ok(below.len() + 1)

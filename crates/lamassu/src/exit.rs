@@ -194,6 +194,7 @@ fn says_what_to_do(fault: &Fault) -> bool {
         | Fault::Access(_)
         | Fault::Gateway(GatewayError::InUse(_))
         | Fault::NbdkitEnded { .. }
+        | Fault::NbdkitKilled { .. }
         | Fault::Mount(MountError::HelperRefused(_)) => true,
         Fault::Host(host) => match host.innermost() {
             HostError::File(FileError::Missing { .. })
@@ -274,9 +275,11 @@ fn code(fault: &Fault) -> Code {
         Fault::Gateway(e) => gateway(e),
         Fault::Access(e) => access(e),
         Fault::Volume(e) => FaultKind::from(e).into(),
-        Fault::NoNbdkit { .. } | Fault::NoPlugin { .. } | Fault::NbdkitEnded { .. } | Fault::SocketInUse { .. } => {
-            Code::NoNbdkit
-        }
+        Fault::NoNbdkit { .. }
+        | Fault::NoPlugin { .. }
+        | Fault::NbdkitEnded { .. }
+        | Fault::NbdkitKilled { .. }
+        | Fault::SocketInUse { .. } => Code::NoNbdkit,
         Fault::Control(e) => control(e),
         Fault::System(_) | Fault::Json(_) | Fault::Other(_) | Fault::WorkerKilled { .. } => Code::Other,
         Fault::NoRegularFile { .. } | Fault::TooDeep { .. } | Fault::LiesInItself { .. } => Code::Other,

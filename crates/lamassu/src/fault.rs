@@ -206,9 +206,15 @@ pub enum Fault {
     /// The user's: an export is served there.
     #[error("another export uses {socket:?}")]
     SocketInUse { socket: PathBuf },
-    /// nbdkit could not start, or was killed; its messages say why.
+    /// nbdkit could not start; its messages say why.
     #[error("nbdkit has ended ({status}); its messages are above")]
     NbdkitEnded { status: ExitStatus },
+    /// nbdkit was killed while it served.
+    #[error(
+        "nbdkit has ended ({status}) while it served: what clients had not flushed is lost, and one that reconnects \
+         would not know; end them before you export again"
+    )]
+    NbdkitKilled { status: ExitStatus },
     /// The user's: a word of `-o`.
     #[error(transparent)]
     MountOption(#[from] OptionError),

@@ -108,3 +108,38 @@ fn several_vaults_are_exported_side_by_side() {
     assert_eq!(run("nbdinfo", &["--size", &served.uri("a")]).trim(), "1048576");
     served.stop();
 }
+
+/// A volume whose attribute the store has damaged is in nobody else's way.
+#[test]
+fn a_damaged_volume_hides_no_other_one() {
+    if !has(&["nbdkit", "nbdinfo"]) {
+        return;
+    }
+    let lab = Lab::new();
+    for name in ["good", "bad", "other"] {
+        lab.ok(&["volume", "create", "v", name, "1M"]);
+    }
+    let stored = lab.ok(&["path", "--absolute", "v", ".lamassu-volumes/bad"]);
+    python(
+        "import os, sys\n\
+         names = [n for n in os.listxattr(sys.argv[1]) if n.startswith('user.')]\n\
+         assert names\n\
+         for n in names:\n\
+         \x20   value = bytearray(os.getxattr(sys.argv[1], n)); value[-1] ^= 1\n\
+         \x20   os.setxattr(sys.argv[1], n, bytes(value))\n",
+        &[lab.path(stored.trim_end()).to_str().unwrap()],
+    );
+    let (listed, said) = lab.code(30, &["volume", "list", "v"]);
+    assert!(listed.contains("good") && listed.contains("other") && said.contains("bad"), "{listed}{said}");
+    let served = lab.export(&["v"]);
+    let list = run("nbdinfo", &["--list", "--json", &served.uri("")]);
+    let list: serde_json::Value = serde_json::from_str(&list).unwrap();
+    let names: Vec<_> =
+        list["exports"].as_array().unwrap().iter().map(|e| e["export-name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["good", "other"]);
+    served.stop();
+    // A client that names none gets the only one of those that are exported.
+    let served = lab.export(&["--volume", "good", "v"]);
+    assert_eq!(run("nbdinfo", &["--size", &served.uri("")]).trim(), "1048576");
+    served.stop();
+}

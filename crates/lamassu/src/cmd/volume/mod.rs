@@ -10,7 +10,7 @@ use crate::output::{self, Ui, print};
 use crate::signals;
 use crate::text;
 use lamassu_vault::FileSystem;
-use lamassu_volume::{BlockSize, Info, Name, Volumes};
+use lamassu_volume::{BlockSize, Info, Name, VolumeError, Volumes};
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -176,7 +176,7 @@ pub fn run(ui: &Ui, command: VolumeCommand) -> Result<Code> {
             changed(ui, &args.vault, |volumes| Ok(volumes.create(&name, args.size, args.block_size)?))?;
             ui.detail(format_args!("{name}: {}, blocks of {}", text::bytes(args.size), args.block_size.bytes()));
         }
-        VolumeCommand::List(args) => list(ui, &args)?,
+        VolumeCommand::List(args) => return list(ui, &args),
         VolumeCommand::Resize(args) => {
             let name = name(&args.volume)?;
             changed(ui, &args.vault, |volumes| Ok(volumes.resize(&name, args.size, args.shrink)?))?;
@@ -226,9 +226,22 @@ fn changed<T>(ui: &Ui, vault: &VaultArg, change: impl FnOnce(&Volumes) -> Result
     Ok(done)
 }
 
-fn list(ui: &Ui, args: &ListArgs) -> Result<()> {
+/// Lists what can be described, and fails if something cannot.
+fn list(ui: &Ui, args: &ListArgs) -> Result<Code> {
     let forest = open::forest(ui, &args.vault.dir, &args.vault.key, true)?;
-    let found = Volumes::of(&forest).list(&mut |odd| ui.warn(odd))?;
+    let mut failed = None;
+    let found = Volumes::of(&forest).list(&mut |odd| match odd {
+        VolumeError::NotAVolume { .. } => ui.warn(odd),
+        error => _ = failed.get_or_insert(error),
+    })?;
+    show(args, &found)?;
+    match failed {
+        Some(error) => Err(error.into()),
+        None => Ok(Code::Done),
+    }
+}
+
+fn show(args: &ListArgs, found: &[Info]) -> Result<()> {
     if args.json {
         return output::print_json(&Listing { volumes: found.iter().map(Item::from).collect() });
     }

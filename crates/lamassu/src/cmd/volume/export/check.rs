@@ -1,5 +1,5 @@
-//! `volume export --check`: whether an export with these options would start. Nothing is served, locked or written, so
-//! it may run while the export that is to be restarted still serves.
+//! `volume export --check`: whether an export with these options would start. Nothing is served or written, and nothing
+//! is locked but anchors, so it may run while the export that is to be restarted still serves.
 
 use super::Args;
 use crate::fault::{Context, Fault, Result};
@@ -7,6 +7,7 @@ use crate::keys::KeyArg;
 use crate::open;
 use crate::output::Ui;
 use lamassu_host::FaultKind;
+use lamassu_vault::FileSystem;
 use lamassu_volume::{Name, Volumes};
 use std::fs::File;
 use std::path::Path;
@@ -63,8 +64,10 @@ fn has_volumes(ui: &Ui, args: &Args, dir: &Path, key: &KeyArg) -> Result<()> {
         served => served?,
     };
     let volumes = Volumes::of(served.forest());
-    for name in &args.volumes {
-        volumes.info(&name.parse::<Name>()?).with_context(|| format!("vault {}", dir.display()))?;
-    }
-    Ok(())
+    let find = |name: &String| {
+        volumes.info(&name.parse::<Name>()?).map(drop).with_context(|| format!("vault {}", dir.display()))
+    };
+    let found = args.volumes.iter().try_for_each(find);
+    served.forest().close()?;
+    found
 }

@@ -180,7 +180,8 @@ fn served(ui: &Ui, args: &Args, mut child: Child, report: OwnedFd) -> Result<()>
         }
         // Before it served anything: at a prompt, which Ctrl-C ends, or by a signal of this process.
         Err(_) if was_ended(status) => Err(HostError::Interrupted.into()),
-        Ok(None) | Err(_) => Err(Fault::NbdkitEnded { status }.into()),
+        Ok(None) => Err(Fault::NbdkitKilled { status }.into()),
+        Err(_) => Err(Fault::NbdkitEnded { status }.into()),
     }
 }
 
