@@ -164,10 +164,7 @@ fn a_killed_host_loses_nothing_acknowledged_and_is_waited_for() {
     a.write("g", "synced, too").unwrap();
     kill(a.daemon(), "-KILL");
     let _ = Command::new("umount").arg("-l").arg(a.file("")).output();
-    let until = Instant::now() + PATIENCE;
-    while b.mount().code != 0 {
-        assert!(Instant::now() < until, "the vault is not free");
-    }
+    wait_for("the vault is free", || b.mount().code == 0);
     assert_eq!(fs::read_to_string(b.file("g")).unwrap(), "synced, too");
     b.umount().ok();
     b.run("check store/v").ok();
@@ -186,11 +183,8 @@ fn readers_share_a_vault_whose_writer_was_killed() {
     kill(a.daemon(), "-KILL");
     let _ = Command::new("umount").arg("-l").arg(a.file("")).output();
     let mount = |host: Host<'_>| {
-        let until = Instant::now() + PATIENCE;
         let line = format!("mount --read-only --anchor {} store/v m-{}", lab.url(), host.name);
-        while host.run(&line).code != 0 {
-            assert!(Instant::now() < until, "{} does not get the vault", host.name);
-        }
+        wait_for("a reader gets the vault", || host.run(&line).code == 0);
     };
     [b, c].into_iter().for_each(mount);
     for host in [b, c, b] {
@@ -226,10 +220,7 @@ fn monitoring_is_told_counts_and_no_names() {
     assert!(lab.metric("calls_total{call=\"Attend\",admitted=\"no\"}") >= 1.0);
     let refused = lab.metric("connections_refused_total");
     drop(TcpStream::connect(("127.0.0.1", lab.port)).unwrap());
-    let until = Instant::now() + PATIENCE;
-    while lab.metric("connections_refused_total") == refused {
-        assert!(Instant::now() < until, "a connection without a handshake is not counted");
-    }
+    wait_for("a connection without a handshake is counted", || lab.metric("connections_refused_total") != refused);
     let (_, text) = lab.asked("/metrics");
     assert!(text.ends_with("# EOF\n"));
     for name in ["a-host", "b-host", &id] {
@@ -296,10 +287,7 @@ fn a_host_that_was_stopped_for_longer_than_a_term_changes_nothing_any_more() {
     writer.stdout.take().unwrap().read_exact(&mut [0; 8]).unwrap();
     let daemon = a.daemon();
     kill(daemon, "-STOP");
-    let until = Instant::now() + PATIENCE;
-    while b.mount().code != 0 {
-        assert!(Instant::now() < until, "the vault is not free");
-    }
+    wait_for("the vault is free", || b.mount().code == 0);
     b.write("f", "of b").unwrap();
     kill(daemon, "-CONT");
     writer.stdin.take().unwrap().write_all(b"go\n").unwrap();
@@ -445,10 +433,7 @@ fn strangers_get_no_further_than_the_handshake() {
     // they are let go of, or refused.
     std::thread::sleep(Duration::from_millis(200));
     drop(idle);
-    let until = Instant::now() + PATIENCE;
-    while a.run("ls store/v").code != 0 {
-        assert!(Instant::now() < until, "the server answers nobody any more");
-    }
+    wait_for("the server answers", || a.run("ls store/v").code == 0);
 }
 
 /// Wherever a move to the server is cut off, doing it again ends it, or there is nothing left to do.

@@ -7,7 +7,6 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::Instant;
 
 /// What lies in a directory: each name, and its content.
 fn all_below(dir: &Path) -> BTreeMap<PathBuf, Option<Vec<u8>>> {
@@ -88,10 +87,7 @@ fn who_has_no_key_recovers_nothing_of_a_host_that_was_killed() {
     lab.serve(&["host", "revoke", "@b"]).ok();
     tries("with the key, and revoked", &|_| {}, &[68]);
     // One with keys puts it right.
-    let until = Instant::now() + PATIENCE;
-    while c.mount().code != 0 {
-        assert!(Instant::now() < until, "the vault is not free");
-    }
+    wait_for("the vault is free", || c.mount().code == 0);
     for n in 0..7 {
         assert_eq!(fs::read_to_string(c.file(&format!("synced-{n}"))).unwrap(), content(n));
     }
