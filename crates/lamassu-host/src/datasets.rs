@@ -459,10 +459,8 @@ impl Served {
         })?;
         if let Some(cache) = cache {
             self.keeper().set_cache(member, cache);
-            // Datasets in it may inherit the property.
-            for below in self.forest().loaded_below(member) {
-                let above = self.forest().parent(below);
-                self.forest().set_cached(below, self.keeper().cached_by(below, above))?;
+            for (member, cached) in self.keeper().cached_in(self.forest(), member) {
+                self.forest().set_cached(member, cached)?;
             }
         }
         Ok(removed)

@@ -144,7 +144,7 @@ impl Keeper {
     /// The present directory of a member's vault, for messages. To open files in it, use [`Keeper::place`].
     pub fn dir(&self, member: Number) -> Result<PathBuf, VaultError> {
         match self.place_by_turns(member) {
-            Some(place) => Ok(place.dir().into()),
+            Some(place) => Ok(self.own.shown(&place).unwrap_or_else(|| place.dir().into())),
             None if member == ROOT_MEMBER => Ok(self.own.dir().into()),
             None => Ok(self.own.dir().join(self.stored_dir(member)?)),
         }
@@ -329,9 +329,15 @@ impl Keeper {
         }
     }
 
+    /// Whether contents of files of a member, and of those in it, may be cached after a change of its header.
+    pub(crate) fn cached_in(&self, forest: &Forest, member: Number) -> Vec<(Number, bool)> {
+        let all = forest.at_and_below(member);
+        all.into_iter().map(|one| (one, self.cached_by(one, forest.parent(one)))).collect()
+    }
+
     /// Whether contents of a member's files may be cached, after a change above it. The store's present header is not
     /// asked.
-    pub fn cached_by(&self, member: Number, parent: Option<Number>) -> bool {
+    fn cached_by(&self, member: Number, parent: Option<Number>) -> bool {
         let mut kept = self.kept();
         let above = parent.and_then(|parent| kept.get(&parent)).map_or(self.cached, |k| k.cached);
         let cached = self.caches(kept.get(&member).and_then(|k| k.cache), above);
@@ -466,7 +472,7 @@ fn takes_the_place(now: &VaultHeader, opened: &VaultHeader, keys: &Unlocked) -> 
 }
 
 /// Tells the anchor the end of a history that was just appended to.
-fn remember(anchor: Option<&Anchor>, history: &History) -> Result<()> {
+pub(crate) fn remember(anchor: Option<&Anchor>, history: &History) -> Result<()> {
     if let (Some(anchor), Some(mark)) = (anchor, history.mark()) {
         anchor.history_goes_to(mark.count, Digest(mark.head.0))?;
     }

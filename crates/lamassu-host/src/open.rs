@@ -164,9 +164,10 @@ impl Unsealed {
     /// Opens the tree for writing without its anchor, which is about to be rebuilt from the tree.
     ///
     /// # Errors
-    /// As [`Unsealed::open`].
+    /// [`Error::AnchorAtServer`]: other hosts may write the vault; as [`Unsealed::open`].
     pub fn open_unanchored(&self) -> Result<Vault> {
         let Found { dir, header } = &self.found;
+        self.policy.anchors.refuse_server(&header.id())?;
         once_closed(&self.policy, dir, || {
             let ring = self.keys.key_ring(header.suite())?;
             let approved_only = self.policy.is_approved_only();

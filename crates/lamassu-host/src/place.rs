@@ -66,6 +66,15 @@ impl Place {
         &self.dir
     }
 
+    /// Where a directory below this one is now, for messages, and for processes that look there for themselves. `None`:
+    /// it is not below, or was removed.
+    pub(crate) fn shown(&self, below: &Place) -> Option<PathBuf> {
+        let [own, below] = [self, below].map(|place| std::fs::read_link(place.path()).ok());
+        let shown = self.dir.join(below?.strip_prefix(own?).ok()?);
+        // The name of a directory that was removed says so.
+        shown.is_dir().then_some(shown)
+    }
+
     /// The path of a file in it, through the descriptor; valid as long as this is kept.
     pub fn file(&self, name: &str) -> PathBuf {
         self.path().join(name)

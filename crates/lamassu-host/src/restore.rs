@@ -3,7 +3,9 @@
 //! A restore verifies the copy first: it opens with the key, its MAC verifies, its keys open the vault's root
 //! directory, and no epoch is lost that the present header is known to have.
 
+use crate::anchors::Access;
 use crate::error::At;
+use crate::keeper::remember;
 use crate::open::{backend, options};
 use crate::pins::Succession;
 use crate::rotation::settle_history;
@@ -21,15 +23,34 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Records in the history that a copy of a vault's header, `bytes`, was made: for a later destruction of keys, the user
-/// wants to know which copies exist.
+/// wants to know which copies exist. Where a server keeps the anchor, this host takes the vault for that: another one
+/// may be writing the history, and its lock does not reach every store.
 ///
 /// # Errors
-/// [`Error::History`]: the copy itself is valid.
-pub fn record_copy<H: Header>(dir: &Path, header: &H, keys: &Unlocked, copy: &Path, bytes: &[u8]) -> Result<()> {
+/// [`Error::History`]; those of the anchor, if another host has the vault. The copy itself is valid.
+pub fn record_copy<H: Header>(
+    policy: &Policy,
+    dir: &Path,
+    (header, keys): (&H, &Unlocked),
+    copy: &Path,
+    bytes: &[u8],
+) -> Result<()> {
+    let is_local = |id| -> Result<bool> {
+        let file = policy.anchors.file_of(id)?;
+        Ok(policy.anchors.server_of(id)?.is_none() && file.is_some_and(|file| file.exists()))
+    };
+    let anchor = match VaultHeader::parse(bytes) {
+        Ok(header) if header.is_anchored() && !is_local(&header.id())? => {
+            policy.anchor_of(&header, Access::Write, dir)?
+        }
+        _ => None,
+    };
     let file = std::path::absolute(copy).unwrap_or_else(|_| copy.to_path_buf());
     let event = Event::new(EventKind::BackedUp).slot(keys.slot()).detail("file", file.display());
     let event = event.detail("sha256", hex(&sha256(bytes))).detail("slots", listed(&slots_of(header)));
-    Ok(keys.history(dir, header)?.note(event)?)
+    let mut history = keys.history(dir, header)?;
+    history.note(event)?;
+    remember(anchor.as_deref(), &history)
 }
 
 /// A copy of a header, read and not verified. Its kind decides what a restore replaces.
@@ -213,7 +234,7 @@ impl Restore<'_> {
             return Err(Error::Usage(text));
         }
         // A restore decides which header is the newest: it is not based on the present one.
-        let update = Update::begin(place, &self.policy.witness())?.decided();
+        let mut update = Update::begin(place, &self.policy.witness())?.decided();
         let unlocked = self.policy.try_slots(header, material, self.slot).at(self.file)?;
         if let Some(succession) = self.policy.pins.check(header).at(self.file)? {
             (self.tell)(&Notice::Succession(succession));
@@ -240,6 +261,10 @@ impl Restore<'_> {
         }
         let mut header = header.clone();
         carry(&unlocked, &mut header, now.as_ref())?;
+        if H::IS_VAULT {
+            // A vault in use refuses it. What an earlier restore has kept gives way to this one's only after that.
+            update.take_witness(&header)?;
+        }
         self.policy.go_through()?;
         let replaced = keep_replaced(place)?;
         self.commit(place, update, &mut header, &unlocked).inspect_err(|_| {

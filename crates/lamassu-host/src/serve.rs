@@ -123,6 +123,11 @@ impl Served {
     /// # Errors
     /// Those of a missing member.
     pub fn status(&self, member: Number) -> Result<Status> {
+        // Where a dataset is that is not in use says the vault around it.
+        let _turn = match self.keeper.dir(member) {
+            Err(VaultError::KeyNotLoaded) => turns::hold_shown_soon(&self.forest, root_of(member), Need::LOOK),
+            _ => None,
+        };
         Ok(Status {
             version: env!("CARGO_PKG_VERSION").into(),
             pid: std::process::id(),
@@ -190,8 +195,7 @@ impl Served {
         member: Number,
         change: impl FnOnce(&mut Unlocked, &mut VaultHeader) -> Result<(T, Vec<Event>)>,
     ) -> Result<T> {
-        let away = || if self.hosts_take_turns() { Error::NoTurn } else { VaultError::KeyNotLoaded.into() };
-        let vault = self.forest.vault(member).ok_or_else(away)?;
+        let vault = self.forest.vault(member).ok_or_else(|| turns::why_away(&self.forest, member, Error::NoTurn))?;
         let place = self.keeper.place(member)?;
         let mut all = self.keeper.kept();
         let keys = &mut all.get_mut(&member).ok_or(VaultError::KeyNotLoaded)?.keys;
@@ -305,7 +309,11 @@ impl Served {
         let reseal = move |_: &Job, stored: &Path| {
             let above = keeper.vault(member)?;
             // The vault around it is held already.
-            let _turn = turns::hold_stored(&forest, (member, &above), stored, Need::CHANGE)?;
+            let turn = turns::hold_stored(&forest, (member, &above), stored, Need::CHANGE)?;
+            if turn.is_none() && forest.hosts_take_turns() {
+                let why = "this dataset is not loaded here: `lamassu key load` it, and run `rekey` again";
+                return Err(VaultError::Refused(why).into());
+            }
             let place = keeper.place(member)?.below(stored)?;
             let id = header_file::read::<VaultHeader>(&place.file(name::HEADER))?.id();
             let reseal = || reseal_parent_slot((&place, id), above.ring(), uid, &keeper.policy().witness());

@@ -7,7 +7,7 @@
 mod hold;
 mod locks;
 
-pub(crate) use hold::{hold, hold_along, hold_shown, hold_stored};
+pub(crate) use hold::{hold, hold_along, hold_shown, hold_shown_soon, hold_stored, why_away};
 
 use crate::anchors::Access;
 use crate::keeper::{Keeper, TurnOpening};

@@ -37,7 +37,9 @@ pub(crate) fn in_turns(
     let mut walk = Walk::default();
     let mut went_on = Instant::now();
     let gone = loop {
-        let Some(turn) = turns::hold(forest, root_of(member), Need::CHANGE) else { break Err(Error::NoFurtherTurn) };
+        let Some(turn) = turns::hold(forest, root_of(member), Need::CHANGE) else {
+            break Err(turns::why_away(forest, member, Error::NoFurtherTurn));
+        };
         let progress = InTurn { job, turns: forest.join_turns(root_of(member)), done: Done::default() };
         let vault = forest.vault(member);
         let gone = match &vault {

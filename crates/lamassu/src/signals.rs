@@ -19,7 +19,7 @@ const SAYING_MAX: Duration = Duration::from_millis(500);
 
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
-/// Set on the signal's own stack, from the first call of [`flag_only`] on: the thread that waits for signals may be late.
+/// Set on the signal's own stack, from the first [`flag_only`] on: the thread that waits for signals may be late.
 static ARRIVED: OnceLock<Arc<AtomicBool>> = OnceLock::new();
 
 /// What the first signal does.

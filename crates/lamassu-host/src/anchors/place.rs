@@ -10,9 +10,11 @@
 use super::Anchors;
 use crate::places::sync_dir_of;
 use crate::{Error, Result};
+use lamassu_anchor::{AnchorError, ServerFault};
 use lamassu_format::header::VaultId;
 use lamassu_keys::header_file;
 use lamassu_keys::providers::server::address_of;
+use lamassu_vault::VaultError;
 use std::ffi::OsString;
 use std::fs::DirBuilder;
 use std::io;
@@ -59,6 +61,12 @@ impl Choice {
             Choice::Unverified => Some(UNVERIFIED.into()),
         }
     }
+}
+
+/// Whether a server does not answer at all.
+fn is_away(error: &Error) -> bool {
+    let Error::Vault(VaultError::Anchor(error)) = error.innermost() else { return false };
+    matches!(error, AnchorError::Server { fault: ServerFault::Unreachable { .. }, .. })
 }
 
 impl Anchors {
@@ -204,14 +212,34 @@ impl Anchors {
         let _ = self.taken_note(vault).map(|note| forget_note(&note));
     }
 
-    /// Refuses operations on an anchor's file if a server keeps the anchor.
+    /// Refuses operations on an anchor's file if a server keeps the anchor. A file may be chosen nevertheless where the
+    /// server is lost for good: so the server is asked.
     ///
     /// # Errors
     /// [`Error::AnchorAtServer`], [`Error::Local`].
     pub fn refuse_server(&self, vault: &VaultId) -> Result<()> {
         match self.server_of(vault)? {
             Some(server) => Err(Error::AnchorAtServer { server }),
-            None => Ok(()),
+            None if self.copied(vault).is_some() => Ok(()),
+            None => self.refuse_if_kept(vault, vault),
+        }
+    }
+
+    /// The same for a dataset that this host may never have used: the server is asked that is remembered for a vault
+    /// around it.
+    ///
+    /// # Errors
+    /// As [`Anchors::refuse_server`].
+    pub fn refuse_if_kept(&self, vault: &VaultId, around: &VaultId) -> Result<()> {
+        let noted = self.note_of(around).map(|note| read_note(&note)).transpose()?.flatten();
+        let Some(Noted::Server(server)) = noted else { return Ok(()) };
+        match self.is_kept_by(&server, vault) {
+            Ok(false) => Ok(()),
+            Err(error) if is_away(&error) => {
+                tracing::warn!(%server, "this server, which keeps the anchor as far as this host knows, does not answer");
+                Ok(())
+            }
+            Ok(true) | Err(_) => Err(Error::AnchorAtServer { server }),
         }
     }
 

@@ -235,8 +235,12 @@ impl Anchors {
 
     /// Whether an anchor of this vault is at the server where this host would look for it.
     pub(super) fn is_at_server(&self, vault: &VaultId) -> Result<bool> {
-        let Some(server) = self.server_of(vault)? else { return Ok(false) };
-        match Session::begin(&self.connection(&server)?, *vault, Mode::Shared, None) {
+        self.server_of(vault)?.map_or(Ok(false), |server| self.is_kept_by(&server, vault))
+    }
+
+    /// The same for a server.
+    pub(super) fn is_kept_by(&self, server: &str, vault: &VaultId) -> Result<bool> {
+        match Session::begin(&self.connection(server)?, *vault, Mode::Shared, None) {
             Err(AnchorError::Server { fault: ServerFault::UnknownVault, .. }) => Ok(false),
             Err(AnchorError::Server { fault: ServerFault::InUse { .. }, .. }) => Ok(true),
             begun => Ok(begun.map(|_| true)?),

@@ -154,15 +154,18 @@ impl Keeper {
     /// # Errors
     /// [`VaultError::Stale`].
     pub(crate) fn follow_header(&self, forest: &Forest, member: Number, opening: &mut TurnOpening) -> Result<()> {
-        let Some(parent) = forest.parent(member) else { return Ok(()) };
         let header = &opening.header;
-        let (integrity, cached) = self.settings(Some(parent), header);
+        let (integrity, cached) = self.settings(forest.parent(member), header);
         opening.options.integrity = integrity;
         opening.options.read_only = self.options.read_only || header.is_snapshot();
         if let Some(kept) = self.kept().get_mut(&member) {
             (kept.integrity, kept.cached, kept.cache) = (integrity, cached, header.cache());
         }
-        Ok(forest.set_cached(member, cached)?)
+        // What the kernel has goes at the end of a turn.
+        for (member, cached) in self.cached_in(forest, member) {
+            forest.will_cache(member, cached)?;
+        }
+        Ok(())
     }
 
     /// The keys that were brought for a dataset have opened it.

@@ -1,9 +1,9 @@
 //! Turns for requests of commands.
 
 use crate::{Error, Result};
-use lamassu_vault::forest::{Number, member_of, root_of};
+use lamassu_vault::forest::{Number, State, member_of, root_of};
 use lamassu_vault::turns::{Need, TOGETHER, Turns, Use};
-use lamassu_vault::{EntryRef, FileSystem, Forest, Ino, Vault};
+use lamassu_vault::{EntryRef, FileSystem, Forest, Ino, Vault, VaultError};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
 use std::time::Instant;
@@ -19,9 +19,24 @@ pub(crate) fn hold(forest: &Forest, ino: Ino, need: Need) -> Option<Use> {
     held(&forest.join_turns(ino)?, need)
 }
 
+/// Why [`hold`] gave no open vault of a member: there is no key, or `no_turn`.
+pub(crate) fn why_away(forest: &Forest, member: Number, no_turn: Error) -> Error {
+    let state = forest.member(member).map(|member| member.state);
+    match state {
+        Ok(State::Locked | State::Unloaded) => VaultError::KeyNotLoaded.into(),
+        _ if !forest.hosts_take_turns() => VaultError::KeyNotLoaded.into(),
+        _ => no_turn,
+    }
+}
+
 /// The same for the attributes of an inode.
 pub(crate) fn hold_shown(forest: &Forest, ino: Ino, need: Need) -> Option<Use> {
     held(&forest.turns_that_show(ino)?, need)
+}
+
+/// The same, unless it takes long: another host may have frozen the vault.
+pub(crate) fn hold_shown_soon(forest: &Forest, ino: Ino, need: Need) -> Option<Use> {
+    wait_for(&forest.turns_that_show(ino)?, need, Some(Instant::now() + TOGETHER)).ok()?
 }
 
 fn held(turns: &Arc<Turns>, need: Need) -> Option<Use> {

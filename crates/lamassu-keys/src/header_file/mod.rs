@@ -221,9 +221,15 @@ impl Update {
         (self.recorded, self.begun) = (Some(mark), begun);
     }
 
-    /// Takes what the witness needs, before anything is changed: a refusal later would leave an entry of a change that
+    /// Takes what the witness needs, before anything is changed: a refusal later would leave traces of a change that
     /// was not made.
-    pub(crate) fn take_witness<H: Header>(&mut self, header: &H) -> Result<(), FileError> {
+    ///
+    /// # Errors
+    /// [`FileError::Witness`]: it refuses the change.
+    pub fn take_witness<H: Header>(&mut self, header: &H) -> Result<(), FileError> {
+        if self.taken.is_some() {
+            return Ok(());
+        }
         let to_replace =
             ToReplace { id: VaultId(header.keys().id), is_anchored: header.is_anchored(), basis: self.basis() };
         let taken = self.witness.take(&to_replace);

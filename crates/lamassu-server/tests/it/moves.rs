@@ -2,6 +2,7 @@
 //! anchors of one vault in use.
 
 use crate::common::*;
+use crate::datasets::the_dataset_in;
 use crate::policy::reload;
 use std::fs;
 use std::path::PathBuf;
@@ -170,4 +171,30 @@ fn a_move_is_repeated_under_a_policy_that_came_after_it() {
     lab.grant(a, &a.id("store/w"));
     to_server(a, "store/w").code(76);
     a.run("ls store/w").ok();
+}
+
+/// Nothing is opened, and nothing removed that another host is making.
+#[test]
+fn an_anchor_at_a_server_is_not_rebuilt_from_the_store() {
+    let mut lab = Lab::new();
+    let a = lab.joined("a");
+    let id = lab.vault(a);
+    let staged = lab.path("store/v/lamassu.staging").join("ab".repeat(16));
+    fs::create_dir_all(&staged).unwrap();
+    a.run("anchor rebuild store/v").code(28);
+    assert!(staged.exists());
+    // Also in another place, and for a dataset that this host has never used.
+    let b = lab.joined("b");
+    lab.grant(b, &id);
+    b.run(&format!("ls --anchor {} store/v", lab.url())).ok();
+    a.mount().ok();
+    a.run("dataset create m-a/p").ok();
+    a.umount().ok();
+    lab.wait_until_free();
+    b.run("anchor rebuild --anchor new store/v").code(28);
+    b.run(&format!("anchor rebuild {}", the_dataset_in(&lab, "store/v"))).code(28);
+    // Who has lost the server says so by choosing a file.
+    lab.stop("-KILL");
+    b.run("anchor rebuild --anchor new store/v").ok().says("does not answer");
+    b.run("check --anchor new store/v").ok();
 }

@@ -452,6 +452,12 @@ impl Forest {
         }
         let header = read_header(Some(vault), &dir).inspect_err(|error| tell_damage(vault, ino, error))?;
         vault.verify_dataset(ino, &header.id())?;
+        if self.is_elsewhere(&header.id(), store) {
+            let stored = vault.stored_path_of(ino).unwrap_or_default().display().to_string();
+            let error = VaultError::Damaged { what: "dataset (another directory is in its place)", stored };
+            tell_damage(vault, ino, &error);
+            return Err(error);
+        }
         let slot = self.sight(vault, header.id(), store, &dir)?;
         // One at a time: the code below asks for the places of other members.
         let mut crossings = self.crossings.write();
@@ -467,6 +473,12 @@ impl Forest {
             vault.forget(ino, 1);
         }
         Ok(Some(slot))
+    }
+
+    /// Whether hosts take turns with a dataset of this id in another directory. A second member would end the turns of
+    /// the first one. Once that directory is gone from the store, the member is too ([`Forest::let_go_of_gone`]).
+    fn is_elsewhere(&self, id: &VaultId, store: StoreId) -> bool {
+        self.hosts_take_turns() && self.table.read().values().any(|slot| slot.id == *id && slot.store != store)
     }
 
     /// The member of a dataset: the one it has, or a new one. Its number comes from its id. If that is taken, for

@@ -126,11 +126,20 @@ impl Forest {
     /// # Errors
     /// [`VaultError::Stale`].
     pub fn set_cached(&self, number: Number, cached: bool) -> Result<()> {
+        self.will_cache(number, cached)?;
         let slot = self.slot(number)?;
-        slot.set_cached(cached);
         if let Some(vault) = slot.loaded().filter(|_| !cached) {
             self.drop_cached(&slot, &vault);
         }
+        Ok(())
+    }
+
+    /// Sets the same, and drops nothing.
+    ///
+    /// # Errors
+    /// [`VaultError::Stale`].
+    pub fn will_cache(&self, number: Number, cached: bool) -> Result<()> {
+        self.slot(number)?.set_cached(cached);
         Ok(())
     }
 
@@ -152,9 +161,9 @@ impl Forest {
         found.into_iter().map(|(_, slot)| slot).collect()
     }
 
-    /// The members at and below one that are open, the ones above before those in them.
-    pub fn loaded_below(&self, number: Number) -> Vec<Number> {
-        self.at_or_below(number).iter().rev().filter(|s| s.loaded().is_some()).map(|s| s.number).collect()
+    /// A member and those in it, the ones above before those in them.
+    pub fn at_and_below(&self, number: Number) -> Vec<Number> {
+        self.at_or_below(number).iter().rev().map(|slot| slot.number).collect()
     }
 
     /// Files that are open in a member and in those below it.

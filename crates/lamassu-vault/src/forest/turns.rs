@@ -147,7 +147,8 @@ impl Forest {
         }
     }
 
-    /// Ends the turns of datasets that another host has destroyed: their directories are gone from the store.
+    /// Ends the turns of datasets whose directories are gone from the store: another host has destroyed them, or the
+    /// store has lost them, which the vault around them then shows.
     pub(super) fn let_go_of_gone(&self) {
         if !self.hosts_take_turns() {
             return;
@@ -160,7 +161,11 @@ impl Forest {
         for slot in self.at_or_below(ROOT_MEMBER) {
             if slot.number != ROOT_MEMBER && is_gone(&slot) {
                 if slot.by_turns().is_some() {
-                    tracing::warn!(dataset = %slot.id, "another host has destroyed a dataset that is in use here");
+                    tracing::warn!(
+                        dataset = %slot.id,
+                        "the directory of a dataset that is in use here is gone: another host has destroyed it, or the \
+                         store has lost it"
+                    );
                 }
                 // What was written there is gone with it.
                 let _ = self.retire_turns(&slot);

@@ -89,3 +89,19 @@ fn a_history_that_began_anew_keeps_nobody_from_changing_keys() {
     assert_eq!(slots(&b), 2);
     b.unmount("m");
 }
+
+/// What an earlier restore has kept may be the only good header.
+#[test]
+fn a_restore_that_is_refused_leaves_what_an_earlier_one_has_kept() {
+    let b = mounted("", "");
+    b.unmount("m");
+    b.run("key backup v copy").ok();
+    b.run("key restore copy v").ok();
+    let kept = fs::read(b.path("v/lamassu.vault.replaced")).unwrap();
+    b.run("mount v m").ok();
+    assert_ne!(b.run("key restore copy v").code, 0);
+    assert_eq!(fs::read(b.path("v/lamassu.vault.replaced")).unwrap(), kept);
+    b.unmount("m");
+    b.run("key restore copy v").ok();
+    b.run("check v").ok();
+}

@@ -8,13 +8,13 @@ use crate::open;
 use crate::output::{self, Ui};
 use crate::progress::Meter;
 use crate::{signals, text};
-use lamassu_format::header::VaultHeader;
+use lamassu_format::header::{VaultHeader, VaultId};
 use lamassu_format::name;
 use lamassu_host::Error as HostError;
 use lamassu_host::Unsealed;
 use lamassu_host::anchors::{Rebuilt, disk};
 use lamassu_keys::history::EventKind;
-use lamassu_keys::{Event, Update};
+use lamassu_keys::{Event, Update, header_file};
 use lamassu_vault::VaultError;
 use lamassu_vault::anchor::RebuildProgress;
 use std::path::{Path, PathBuf};
@@ -46,6 +46,11 @@ pub fn rebuild(ui: &Ui, args: &Rebuild) -> Result<()> {
     let anchors = &ui.policy.anchors;
     anchors.are_used()?;
     let id = found.header.id();
+    // Before the key: opening the vault for writing would remove what other hosts are making.
+    anchors.refuse_server(&id)?;
+    for around in vaults_around(&args.dir) {
+        anchors.refuse_if_kept(&id, &around)?;
+    }
     disk::check(&anchors.file_for_new(&id, None)?, &args.dir)?;
     let source = args.key.source()?;
     let unlocked = keys::unlock(ui, &found.header, args.key.with(&source), &args.dir)?;
@@ -63,6 +68,13 @@ pub fn rebuild(ui: &Ui, args: &Rebuild) -> Result<()> {
     closed?;
     record(ui, &unsealed, &args.dir, &rebuilt)?;
     report(ui, args, file, &rebuilt)
+}
+
+/// The vaults in whose directories a directory lies, as far as the store shows.
+fn vaults_around(dir: &Path) -> Vec<VaultId> {
+    let dir = dir.canonicalize().unwrap_or_default();
+    let header = |dir: &Path| header_file::read::<VaultHeader>(&dir.join(name::HEADER)).ok();
+    dir.ancestors().skip(1).filter_map(header).map(|header| header.id()).collect()
 }
 
 /// Records the present header in the anchor, and in the history from when on the anchor knows the vault.

@@ -69,8 +69,8 @@ pub fn backup<H: Header>(file: &Path, ui: &Ui, args: &Backup) -> Result<()> {
     header_file::write_new(&args.file, &bytes)?;
     match unlocked {
         Some(keys) if H::IS_VAULT => {
-            // A store that cannot be written to makes the copy no worse.
-            if let Err(error) = record_copy(&args.dir, &header, &keys, &args.file, &bytes) {
+            // A store that cannot be written to, or a vault that another host has, makes the copy no worse.
+            if let Err(error) = record_copy(&ui.policy, &args.dir, (&header, &keys), &args.file, &bytes) {
                 ui.warn(format_args!("the copy is not on record: {}", error.message()));
             }
         }
