@@ -195,6 +195,7 @@ fn an_anchor_at_a_server_is_not_rebuilt_from_the_store() {
     b.run(&format!("anchor rebuild {}", the_dataset_in(&lab, "store/v"))).code(28);
     // Who has lost the server says so by choosing a file.
     lab.stop("-KILL");
+    let b = lab.host("b");
     b.run("anchor rebuild --anchor new store/v").ok().says("does not answer");
     b.run("check --anchor new store/v").ok();
 }
