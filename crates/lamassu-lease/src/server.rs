@@ -281,10 +281,13 @@ impl Server {
         self.locks.count(session) + self.early_of.get(&session).copied().unwrap_or_default()
     }
 
-    /// The process was suspended. Messages of sessions may still be unread, so that all sessions count as heard of now.
-    /// No session ends sooner for that.
+    /// The process was suspended. Messages of sessions may still be unread, so that all sessions count as heard of now,
+    /// and whoever was asked to release a lease has a term from now on: without the server it could commit nothing. No
+    /// session ends sooner for that.
     pub fn was_away(&mut self, now: Millis) {
         self.sessions.values_mut().for_each(|session| session.heard = session.heard.max(now));
+        let leases = self.objects.values_mut().flat_map(|held| held.leases.values_mut());
+        leases.for_each(|lease| lease.asked = lease.asked.map(|asked| asked.max(now)));
     }
 
     /// Lets time pass: expired sessions end, and leases are recalled whose minimum hold is over.

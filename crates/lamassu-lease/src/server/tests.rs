@@ -195,3 +195,20 @@ fn numbers_go_on_when_a_process_starts_again_from_what_is_durable() {
     let (mut next, _) = Server::start(Terms::DEFAULT, again.durable().clone(), Millis(0));
     assert!(next.join(Millis(0)).0 > c);
 }
+
+/// A machine was suspended, or an administrator had the vault checked. Meanwhile the holder could commit nothing.
+#[test]
+fn a_holder_that_is_asked_has_a_term_from_the_end_of_a_pause() {
+    let term = Terms::DEFAULT.term().0;
+    let (mut server, a, b, grant) = contended();
+    let end = 100 + term + 1;
+    server.was_away(Millis(end));
+    for now in [end, end + term - 1] {
+        assert!(beats(&mut server, a, Millis(now)) && beats(&mut server, b, Millis(now)));
+    }
+    let mut given_back = server.clone();
+    let step = given_back.call(a, Call::Release { grant, keeps: None }, Millis(end + term - 1));
+    assert!(matches!(step.replies[..], [(to, Reply::Granted { takes_over: false, .. })] if to == b), "{step:?}");
+    assert!(step.held_on.is_empty() && given_back.is_alive(a));
+    assert!(!beats(&mut server, a, Millis(end + term)), "it has had its term");
+}
