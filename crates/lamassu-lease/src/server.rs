@@ -504,6 +504,8 @@ impl Server {
         match keeps {
             // A release never keeps more than was held.
             Some(Mode::Exclusive) => return,
+            // As before: it stays recalled.
+            Some(Mode::Shared) if was == Mode::Shared => return,
             Some(Mode::Shared) => {
                 let lease = Lease::new(Mode::Shared, grant.number, now);
                 held.leases.insert(session, lease);

@@ -212,3 +212,18 @@ fn a_holder_that_is_asked_has_a_term_from_the_end_of_a_pause() {
     assert!(step.held_on.is_empty() && given_back.is_alive(a));
     assert!(!beats(&mut server, a, Millis(end + term)), "it has had its term");
 }
+
+/// A recall that it has not answered stays.
+#[test]
+fn a_shared_lease_that_is_kept_as_shared_stays_recalled() {
+    let term = Terms::DEFAULT.term().0;
+    let (mut server, _) = Server::start(Terms::DEFAULT, Durable::default(), Millis(0));
+    let ((a, _), (b, _)) = (server.join(Millis(0)), server.join(Millis(0)));
+    let granted = acquire(&mut server, a, Mode::Shared, Millis(0));
+    let [(_, Reply::Granted { grant, .. })] = granted[..] else { panic!("{granted:?}") };
+    assert_eq!(acquire(&mut server, b, Mode::Exclusive, Millis(100)).len(), 1);
+    assert!(beats(&mut server, a, Millis(term - 1)) && beats(&mut server, b, Millis(term - 1)));
+    let again = server.call(a, Call::Release { grant, keeps: Some(Mode::Shared) }, Millis(term - 1));
+    assert_eq!(again, Step::default());
+    assert!(!beats(&mut server, a, Millis(100 + term)), "its deadline is that of the recall");
+}
