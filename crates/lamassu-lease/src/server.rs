@@ -201,7 +201,7 @@ impl Server {
             Call::Keep { grant, kept } => self.keep(session, grant, kept, now),
             Call::TakenOver { grant } => {
                 if self.holds(session, grant.object, grant.number) == Some(Mode::Exclusive) {
-                    self.change(&mut step, Change::TakenOver(grant.object));
+                    self.taken_over(grant.object, &mut step);
                     self.serve(grant.object, now, &mut step);
                 }
             }
@@ -467,6 +467,9 @@ impl Server {
             let was = before.map(|before| before.mode);
             if was == Some(Mode::Exclusive) && grant.is_none_or(|grant| grant.mode == Mode::Shared) {
                 self.change(step, Change::Released(object));
+                if grant.is_some() {
+                    self.taken_over(object, step);
+                }
             }
         }
         let holds_on = self.holds_on(session, now);
@@ -514,8 +517,19 @@ impl Server {
         }
         if was == Mode::Exclusive {
             self.change(step, Change::Released(grant.object));
+            if keeps.is_some() {
+                self.taken_over(grant.object, step);
+            }
         }
         self.serve(grant.object, now, step);
+    }
+
+    /// An object was taken over. Its holder says so, or keeps it as shared: a client does that only after the takeover,
+    /// and [`Call::TakenOver`] may have been lost with its connection.
+    fn taken_over(&mut self, object: Object, step: &mut Step) {
+        if self.is_abandoned(object) {
+            self.change(step, Change::TakenOver(object));
+        }
     }
 
     /// Grants the requests for an object that can be granted, and recalls what conflicts with the next one.

@@ -213,6 +213,37 @@ fn a_holder_that_is_asked_has_a_term_from_the_end_of_a_pause() {
     assert!(!beats(&mut server, a, Millis(end + term)), "it has had its term");
 }
 
+/// What a host says of its takeover may be lost with its connection. It keeps as shared only what it has taken over.
+#[test]
+fn what_is_kept_as_shared_is_taken_over() {
+    let term = Terms::DEFAULT.term();
+    for by_resuming in [false, true] {
+        let (mut server, a, b, _) = contended();
+        let now = Millis(100) + term;
+        assert!(beats(&mut server, b, Millis(200)));
+        let granted = server.tick(now).replies;
+        let [(_, Reply::Ended), (_, Reply::Granted { grant, takes_over: true, .. })] = granted[..] else {
+            panic!("{granted:?}")
+        };
+        assert!(!server.is_alive(a) && server.is_abandoned(OBJECT));
+        let kept = Grant { mode: Mode::Shared, ..grant };
+        let step = match by_resuming {
+            true => server.call(b, Call::Resume { held: vec![kept], kept: Vec::new(), locks: vec![] }, now),
+            false => server.call(b, Call::Release { grant, keeps: Some(Mode::Shared) }, now),
+        };
+        assert_eq!(step.changes, [Change::Released(OBJECT), Change::TakenOver(OBJECT)]);
+        let (c, _) = server.join(now);
+        let granted = acquire(&mut server, c, Mode::Shared, now);
+        assert!(
+            matches!(granted[..], [(to, Reply::Granted { grant: Grant { mode: Mode::Shared, .. }, takes_over: false, .. })]
+            if to == c),
+            "{granted:?}"
+        );
+        // A late report changes nothing.
+        assert_eq!(server.call(b, Call::TakenOver { grant }, now), Step::default());
+    }
+}
+
 /// A recall that it has not answered stays.
 #[test]
 fn a_shared_lease_that_is_kept_as_shared_stays_recalled() {
