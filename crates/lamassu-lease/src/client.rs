@@ -70,6 +70,8 @@ struct Lease {
     flushing: Option<Option<Mode>>,
     /// A takeover is under way.
     takes_over: bool,
+    /// It was taken over. The server may not know that.
+    is_taken_over: bool,
     /// See [`Client::keep`].
     is_kept: bool,
 }
@@ -161,9 +163,13 @@ impl Client {
         let held = self.leases.values().map(|lease| lease.grant).collect();
         let kept = self.leases.iter().filter(|(_, lease)| lease.is_kept).map(|(object, _)| *object).collect();
         let resume = Do::Send(Call::Resume { held, kept, locks });
+        // What is kept as shared needs no report: it is taken over.
+        let is_taken_over = |lease: &&Lease| lease.is_taken_over && lease.grant.mode == Mode::Exclusive;
+        let taken_over = self.leases.values().filter(is_taken_over);
+        let taken_over = taken_over.map(|lease| Do::Send(Call::TakenOver { grant: lease.grant }));
         let wanted = self.wanted.iter();
         let again = wanted.map(|(&object, &(request, mode))| Do::Send(Call::Acquire { request, object, mode }));
-        std::iter::once(resume).chain(again).collect()
+        std::iter::once(resume).chain(taken_over).chain(again).collect()
     }
 
     /// An operation wants to use an object.
@@ -203,7 +209,7 @@ impl Client {
     /// The takeover that [`Do::TakeOver`] asked for is done.
     pub fn taken_over(&mut self, object: Object, now: Millis) -> Vec<Do> {
         let Some(lease) = self.leases.get_mut(&object).filter(|lease| lease.takes_over) else { return Vec::new() };
-        lease.takes_over = false;
+        (lease.takes_over, lease.is_taken_over) = (false, true);
         let mut all = vec![Do::Send(Call::TakenOver { grant: lease.grant })];
         all.extend(self.go_on(object, now));
         all
@@ -260,7 +266,8 @@ impl Client {
                 self.wanted.remove(&grant.object);
                 let by = if takes_over { self.first_waiting(grant) } else { None };
                 let users = u32::from(by.is_some());
-                let lease = Lease { grant, users, recalled: None, flushing: None, takes_over, is_kept: false };
+                let (recalled, flushing, is_taken_over, is_kept) = (None, None, false, false);
+                let lease = Lease { grant, users, recalled, flushing, takes_over, is_taken_over, is_kept };
                 self.leases.insert(grant.object, lease);
                 match takes_over {
                     true => vec![Do::TakeOver { object: grant.object, by }],
@@ -361,6 +368,23 @@ mod tests {
         assert_eq!(client.reduce(OBJECT), [Do::Send(Call::Release { grant, keeps: Some(Mode::Shared) })]);
         assert_eq!((client.mode_of(OBJECT), client.is_recalled(OBJECT)), (Some(Mode::Shared), false));
         assert_eq!(client.reduce(OBJECT), []);
+    }
+
+    /// The report of a takeover may be lost with its connection.
+    #[test]
+    fn a_new_connection_says_again_what_was_taken_over() {
+        let (terms, now) = (Terms::DEFAULT, Millis(1));
+        let mut client = Client::new(terms, SessionId(1), Millis(0));
+        let _ = client.begin(Op(1), OBJECT, Mode::Exclusive, now);
+        let grant = Grant { object: OBJECT, mode: Mode::Exclusive, number: GrantNo(1) };
+        let _ = client.reply(Reply::Granted { grant, request: RequestNo(0), takes_over: true }, now);
+        let resume = |grant| Do::Send(Call::Resume { held: vec![grant], kept: Vec::new(), locks: Vec::new() });
+        assert_eq!(client.connected(Vec::new()), [resume(grant)], "it is not taken over yet");
+        let taken_over = Do::Send(Call::TakenOver { grant });
+        assert_eq!(client.taken_over(OBJECT, now), [taken_over.clone()]);
+        assert_eq!(client.connected(Vec::new()), [resume(grant), taken_over]);
+        let _ = client.reduce(OBJECT);
+        assert_eq!(client.connected(Vec::new()), [resume(Grant { mode: Mode::Shared, ..grant })]);
     }
 
     /// The operation that recovers an object uses its lease from that moment on: a recall that arrives meanwhile waits

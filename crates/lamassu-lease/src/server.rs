@@ -201,7 +201,7 @@ impl Server {
             Call::Keep { grant, kept } => self.keep(session, grant, kept, now),
             Call::TakenOver { grant } => {
                 if self.holds(session, grant.object, grant.number) == Some(Mode::Exclusive) {
-                    self.change(&mut step, Change::TakenOver(grant.object));
+                    self.taken_over(grant.object, &mut step);
                     self.serve(grant.object, now, &mut step);
                 }
             }
@@ -281,10 +281,13 @@ impl Server {
         self.locks.count(session) + self.early_of.get(&session).copied().unwrap_or_default()
     }
 
-    /// The process was suspended. Messages of sessions may still be unread, so that all sessions count as heard of now.
-    /// No session ends sooner for that.
+    /// The process was suspended. Messages of sessions may still be unread, so that all sessions count as heard of now,
+    /// and whoever was asked to release a lease has a term from now on: without the server it could commit nothing. No
+    /// session ends sooner for that.
     pub fn was_away(&mut self, now: Millis) {
         self.sessions.values_mut().for_each(|session| session.heard = session.heard.max(now));
+        let leases = self.objects.values_mut().flat_map(|held| held.leases.values_mut());
+        leases.for_each(|lease| lease.asked = lease.asked.map(|asked| asked.max(now)));
     }
 
     /// Lets time pass: expired sessions end, and leases are recalled whose minimum hold is over.
@@ -464,6 +467,9 @@ impl Server {
             let was = before.map(|before| before.mode);
             if was == Some(Mode::Exclusive) && grant.is_none_or(|grant| grant.mode == Mode::Shared) {
                 self.change(step, Change::Released(object));
+                if grant.is_some() {
+                    self.taken_over(object, step);
+                }
             }
         }
         let holds_on = self.holds_on(session, now);
@@ -501,6 +507,8 @@ impl Server {
         match keeps {
             // A release never keeps more than was held.
             Some(Mode::Exclusive) => return,
+            // As before: it stays recalled.
+            Some(Mode::Shared) if was == Mode::Shared => return,
             Some(Mode::Shared) => {
                 let lease = Lease::new(Mode::Shared, grant.number, now);
                 held.leases.insert(session, lease);
@@ -509,8 +517,19 @@ impl Server {
         }
         if was == Mode::Exclusive {
             self.change(step, Change::Released(grant.object));
+            if keeps.is_some() {
+                self.taken_over(grant.object, step);
+            }
         }
         self.serve(grant.object, now, step);
+    }
+
+    /// An object was taken over. Its holder says so, or keeps it as shared: a client does that only after the takeover,
+    /// and [`Call::TakenOver`] may have been lost with its connection.
+    fn taken_over(&mut self, object: Object, step: &mut Step) {
+        if self.is_abandoned(object) {
+            self.change(step, Change::TakenOver(object));
+        }
     }
 
     /// Grants the requests for an object that can be granted, and recalls what conflicts with the next one.

@@ -6,7 +6,8 @@
 //!
 //! Two more count: the time before a server answers, in which no host can reach it ([`Pauses::begin`]), and
 //! verifications that an administrator asks for, during which messages wait for a lock ([`Pauses::block`]). A pause
-//! only prolongs sessions, so no host loses one that it believes in (L1 in `docs/sharing.md`).
+//! only prolongs sessions, and the time that holders have to release what others wait for. So no host loses a session
+//! that it believes in (L1 in `docs/sharing.md`), or for what it could not do without the server.
 
 use lamassu_lease::Millis;
 use lamassu_rpc::clock;

@@ -103,10 +103,14 @@ async fn serve_while_good<K: Send + 'static>(
     served: impl Future<Output = Result<(), Status>>,
     told: &Told,
 ) {
+    let is_over = async {
+        let standing = standing.wait_for(|standing| *standing != Standing::Good).await;
+        standing.map_or(Standing::Closed, |standing| *standing)
+    };
     let served = tokio::select! {
         biased;
         served = served => served,
-        () = async { drop(standing.wait_for(|standing| *standing != Standing::Good).await) } => Err(over()),
+        standing = is_over => Err(over(standing)),
     };
     // If the vault is no longer in use, this closes its file, which waits for the disk.
     tokio::task::spawn_blocking(move || drop(kept));
@@ -115,8 +119,13 @@ async fn serve_while_good<K: Send + 'static>(
     }
 }
 
-fn over() -> Status {
-    Status::aborted("the session has ended, or has another connection")
+/// Why a connection ends whose session gets no more replies. A host takes `Aborted` for the end of the session, before
+/// the session goes on: of a vault that is opened again, all sessions last.
+fn over(standing: Standing) -> Status {
+    match standing {
+        Standing::Good | Standing::GivenUp => Status::aborted("the session has ended, or has another connection"),
+        Standing::InDoubt | Standing::Closed => Status::unavailable("the vault is opened again"),
+    }
 }
 
 /// Sends a message, if the client receives it in time.
@@ -191,7 +200,7 @@ impl Service {
                     () = async { drop(stopping.wait_for(|is_so| *is_so).await) } => return Err(Status::unavailable("the server ends")),
                     answer = answers.recv() => {
                         // Another connection has replaced this one, or the session has ended.
-                        let Some((answer, head)) = answer else { return Err(over()) };
+                        let Some((answer, head)) = answer else { return Err(over(speaking.vault.standing())) };
                         self.confirm().await?;
                         let down = speaking.with_policy(&self.threads, convert::from_reply(&answer, head)).await?;
                         tell(told, Ok(down)).await?;
@@ -223,9 +232,27 @@ impl Service {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tonic::Code;
 
     /// Passed only if it hangs.
     const PATIENCE: Duration = Duration::from_secs(60);
+
+    /// A host that is told before the session goes on that it has ended gives up its locks, and what it has not synced.
+    #[tokio::test]
+    async fn a_vault_that_is_opened_again_ends_no_session() {
+        let codes = [
+            (Standing::InDoubt, Code::Unavailable),
+            (Standing::Closed, Code::Unavailable),
+            (Standing::GivenUp, Code::Aborted),
+        ];
+        for (ends, code) in codes {
+            let (told, mut hears) = mpsc::channel(1);
+            let (_ends, standing) = watch::channel(ends);
+            serve_while_good(((), standing), std::future::pending(), &told).await;
+            let said = hears.recv().await;
+            assert!(matches!(&said, Some(Err(status)) if status.code() == code), "{ends:?}: {said:?}");
+        }
+    }
 
     /// Its stream stays open for as long as it may take to read a message.
     #[tokio::test]

@@ -529,7 +529,7 @@ impl Vault {
     /// The rows, for a session that has a lease of the vault. `since`: the head of the session's copy.
     ///
     /// # Errors
-    /// [`Refused::Ended`].
+    /// [`Refused::Ended`]; [`Refused::NotNow`]: the session has not reported its lease since the vault was opened.
     pub fn rows(&self, host: &str, session: SessionId, since: Option<Head>) -> Answer<Rows> {
         let inner = self.usable()?;
         inner.sessions.get(&session).filter(|one| one.host == host).ok_or(Refused::Ended)?;
@@ -540,6 +540,8 @@ impl Vault {
                 table: inner.table.clone(),
                 standing: self.standing.clone(),
             }),
+            // It may have a shared lease, which is not durable. Told that it has ended, a host gives up its locks.
+            None if !inner.leases.is_back(session) => Err(Refused::NotNow),
             None => Err(Refused::Ended),
         }
     }

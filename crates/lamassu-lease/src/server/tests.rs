@@ -195,3 +195,66 @@ fn numbers_go_on_when_a_process_starts_again_from_what_is_durable() {
     let (mut next, _) = Server::start(Terms::DEFAULT, again.durable().clone(), Millis(0));
     assert!(next.join(Millis(0)).0 > c);
 }
+
+/// A machine was suspended, or an administrator had the vault checked. Meanwhile the holder could commit nothing.
+#[test]
+fn a_holder_that_is_asked_has_a_term_from_the_end_of_a_pause() {
+    let term = Terms::DEFAULT.term().0;
+    let (mut server, a, b, grant) = contended();
+    let end = 100 + term + 1;
+    server.was_away(Millis(end));
+    for now in [end, end + term - 1] {
+        assert!(beats(&mut server, a, Millis(now)) && beats(&mut server, b, Millis(now)));
+    }
+    let mut given_back = server.clone();
+    let step = given_back.call(a, Call::Release { grant, keeps: None }, Millis(end + term - 1));
+    assert!(matches!(step.replies[..], [(to, Reply::Granted { takes_over: false, .. })] if to == b), "{step:?}");
+    assert!(step.held_on.is_empty() && given_back.is_alive(a));
+    assert!(!beats(&mut server, a, Millis(end + term)), "it has had its term");
+}
+
+/// What a host says of its takeover may be lost with its connection. It keeps as shared only what it has taken over.
+#[test]
+fn what_is_kept_as_shared_is_taken_over() {
+    let term = Terms::DEFAULT.term();
+    for by_resuming in [false, true] {
+        let (mut server, a, b, _) = contended();
+        let now = Millis(100) + term;
+        assert!(beats(&mut server, b, Millis(200)));
+        let granted = server.tick(now).replies;
+        let [(_, Reply::Ended), (_, Reply::Granted { grant, takes_over: true, .. })] = granted[..] else {
+            panic!("{granted:?}")
+        };
+        assert!(!server.is_alive(a) && server.is_abandoned(OBJECT));
+        let kept = Grant { mode: Mode::Shared, ..grant };
+        let step = match by_resuming {
+            true => server.call(b, Call::Resume { held: vec![kept], kept: Vec::new(), locks: vec![] }, now),
+            false => server.call(b, Call::Release { grant, keeps: Some(Mode::Shared) }, now),
+        };
+        assert_eq!(step.changes, [Change::Released(OBJECT), Change::TakenOver(OBJECT)]);
+        let (c, _) = server.join(now);
+        let granted = acquire(&mut server, c, Mode::Shared, now);
+        assert!(
+            matches!(granted[..], [(to, Reply::Granted { grant: Grant { mode: Mode::Shared, .. }, takes_over: false, .. })]
+            if to == c),
+            "{granted:?}"
+        );
+        // A late report changes nothing.
+        assert_eq!(server.call(b, Call::TakenOver { grant }, now), Step::default());
+    }
+}
+
+/// A recall that it has not answered stays.
+#[test]
+fn a_shared_lease_that_is_kept_as_shared_stays_recalled() {
+    let term = Terms::DEFAULT.term().0;
+    let (mut server, _) = Server::start(Terms::DEFAULT, Durable::default(), Millis(0));
+    let ((a, _), (b, _)) = (server.join(Millis(0)), server.join(Millis(0)));
+    let granted = acquire(&mut server, a, Mode::Shared, Millis(0));
+    let [(_, Reply::Granted { grant, .. })] = granted[..] else { panic!("{granted:?}") };
+    assert_eq!(acquire(&mut server, b, Mode::Exclusive, Millis(100)).len(), 1);
+    assert!(beats(&mut server, a, Millis(term - 1)) && beats(&mut server, b, Millis(term - 1)));
+    let again = server.call(a, Call::Release { grant, keeps: Some(Mode::Shared) }, Millis(term - 1));
+    assert_eq!(again, Step::default());
+    assert!(!beats(&mut server, a, Millis(100 + term)), "its deadline is that of the recall");
+}

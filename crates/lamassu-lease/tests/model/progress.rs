@@ -3,7 +3,8 @@
 //! The other model has no bound on how late a message is, so it cannot say how long a request waits. Here messages
 //! arrive at once, and a host that does not hang ends what it does within a tick. One host may hang, with the vault or
 //! without, and still sends heartbeats; one may keep the vault on purpose, and one may die; others may have no answer
-//! to a heartbeat, since their connections break before.
+//! to a heartbeat, since their connections break before. The server may stand still for a term. Where it does, whoever
+//! changes something passes its lease only while its session is good: before that, it has to commit.
 
 use lamassu_lease::client::{Client, Do, Op, Ticket};
 use lamassu_lease::server::{Durable, Server, Step};
@@ -32,6 +33,8 @@ enum Event {
     Let(usize),
     /// A host sends nothing more.
     Die(usize),
+    /// The server stands still for a term, and then notices that.
+    Pause,
 }
 
 /// A rule that is left out, or a part of one.
@@ -54,6 +57,8 @@ enum Without {
     Dying,
     /// R15: who keeps a lease no longer has a term from then on, and is not answered after that.
     Letting,
+    /// After a pause nobody counts as silent, and whoever was asked for a lease has a term.
+    Away,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -96,6 +101,7 @@ struct Left {
     flickers: u8,
     keeps: u8,
     deaths: u8,
+    pauses: u8,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -106,7 +112,7 @@ struct World {
     /// Requests that the server has not granted, in the order of their arrival.
     arrived: Vec<(usize, Call)>,
     next_op: u64,
-    /// When a host last kept its lease.
+    /// When a host last kept its lease, or the server stood still.
     kept: Millis,
     left: Left,
     wrong: Option<&'static str>,
@@ -239,6 +245,21 @@ impl World {
 
     fn tick(&mut self, without: Without) {
         self.now = self.now + Millis(1);
+        self.beats(without);
+    }
+
+    /// What hosts have sent meanwhile arrives afterwards.
+    fn pause(&mut self, without: Without) {
+        self.now = self.now + Millis(TERM);
+        self.kept = self.now;
+        if without != Without::Away {
+            self.server.was_away(self.now);
+        }
+        self.beats(without);
+    }
+
+    /// Each host sends a heartbeat, and then the server looks at the time.
+    fn beats(&mut self, without: Without) {
         for at in 0..HOSTS {
             let host = &mut self.hosts[at];
             if host.is_dead && host.is_keeping && without == Without::Dying {
@@ -274,6 +295,13 @@ impl Host {
         self.waits.retain(|(op, ..)| *op != ticket.op);
         self.works.push(ticket);
         (self.is_unused, self.unused) = (false, 0);
+    }
+}
+
+impl Progress {
+    /// Whether a host can end what it does now: it commits first.
+    fn may_end(&self, world: &World, host: &Host) -> bool {
+        self.left.pauses == 0 || host.client.is_good(world.now)
     }
 }
 
@@ -315,7 +343,7 @@ impl Model for Progress {
                 all.push(Event::Let(at));
                 continue;
             }
-            if !host.works.is_empty() {
+            if !host.works.is_empty() && self.may_end(world, host) {
                 all.push(Event::Done(at));
                 if world.left.keeps > 0 && !host.flickers {
                     all.push(Event::Keep(at));
@@ -331,8 +359,13 @@ impl Model for Progress {
                 all.push(Event::Flicker(at));
             }
         }
-        let is_done =
-            |host: &Host| host.works.is_empty() || host.hangs || host.is_over || host.is_dead || host.is_keeping;
+        if world.left.pauses > 0 {
+            all.push(Event::Pause);
+        }
+        let is_done = |host: &Host| {
+            let is_held_up = host.hangs || host.is_over || host.is_dead || host.is_keeping;
+            host.works.is_empty() || is_held_up || !self.may_end(world, host)
+        };
         if world.left.ticks > 0 && world.hosts.iter().all(is_done) {
             all.push(Event::Tick);
         }
@@ -379,6 +412,10 @@ impl Model for Progress {
                 world.left.deaths -= 1;
                 world.hosts[at].is_dead = true;
             }
+            Event::Pause => {
+                world.left.pauses -= 1;
+                world.pause(self.without);
+            }
         }
         Some(world)
     }
@@ -414,16 +451,17 @@ impl Model for Progress {
     }
 }
 
-const NONE: Left = Left { ticks: 0, wants: 0, hangs: 0, flickers: 0, keeps: 0, deaths: 0 };
+const NONE: Left = Left { ticks: 0, wants: 0, hangs: 0, flickers: 0, keeps: 0, deaths: 0, pauses: 0 };
 const HOSTS_HANG: Left = Left { ticks: 5, wants: 4, hangs: 1, ..NONE };
 const SESSIONS_FLICKER: Left = Left { ticks: 5, wants: 3, flickers: 2, ..NONE };
 const KEEPERS_DIE: Left = Left { ticks: 6, wants: 2, keeps: 1, deaths: 1, ..NONE };
 const KEEPERS_HANG: Left = Left { ticks: 6, wants: 2, keeps: 1, hangs: 1, ..NONE };
+const SERVER_PAUSES: Left = Left { ticks: 5, wants: 3, hangs: 1, pauses: 1, ..NONE };
 
 #[test]
 fn requests_are_granted_in_time_and_in_order() {
     let (mut states, mut seen) = (0, std::collections::BTreeSet::new());
-    for left in [HOSTS_HANG, SESSIONS_FLICKER, KEEPERS_DIE, KEEPERS_HANG] {
+    for left in [HOSTS_HANG, SESSIONS_FLICKER, KEEPERS_DIE, KEEPERS_HANG, SERVER_PAUSES] {
         states += crate::explored(Progress { without: Without::Nothing, left }, &mut seen);
     }
     println!("{states} states of progress");
@@ -443,6 +481,7 @@ fn every_rule_of_progress_is_needed() {
         (Without::Keeping, KEEPERS_DIE),
         (Without::Dying, KEEPERS_DIE),
         (Without::Letting, KEEPERS_HANG),
+        (Without::Away, SERVER_PAUSES),
     ];
     for (without, left) in rules {
         let model = Progress { without, left };

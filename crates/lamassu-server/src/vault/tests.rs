@@ -244,6 +244,27 @@ fn a_vault_that_was_given_up_changes_nothing_of_the_next_one() {
     assert!(durable.exclusive.values().map(|(session, _)| *session).eq([other.session]));
 }
 
+/// A host that is told that its session has ended begins another one, and has lost its locks.
+#[test]
+fn who_asks_for_rows_before_it_has_reported_its_lease_is_to_ask_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let (common, caller) = common(dir.path());
+    let before = open(table(), &common);
+    let (line, mut told) = begin(&before, &caller);
+    let acquire = Call::Acquire { request: RequestNo(1), object: VAULT, mode: Mode::Shared };
+    assert!(before.call(line, acquire).is_ok());
+    let Ok((Reply::Granted { grant, .. }, _)) = told.try_recv() else { panic!("nobody else has it") };
+    let vault = open(table(), &common);
+    let rows = || vault.rows(&caller.name, line.session, None);
+    assert!(matches!(rows(), Err(Refused::NotNow)));
+    let resumes = |held| {
+        let report = Call::Resume { held, kept: Vec::new(), locks: Vec::new() };
+        vault.resumes(&caller, line.session, report, channel(REPLIES_MAX).0)
+    };
+    assert!(resumes(vec![grant]).is_ok() && rows().is_ok_and(|rows| rows.head == Head([3; 32])));
+    assert!(resumes(Vec::new()).is_ok() && matches!(rows(), Err(Refused::Ended)), "it has none");
+}
+
 const KEY: LockKey = LockKey { file: Object(9), kind: LockKind::Range, owner: 1 };
 
 fn lock(number: u64) -> Call {

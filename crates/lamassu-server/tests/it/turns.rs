@@ -5,7 +5,8 @@ use crate::common::*;
 use lamassu_anchor::table::{Change, Space, Table};
 use lamassu_anchor::{Anchor, AnchorError, ServerFault};
 use lamassu_format::header::VaultId;
-use lamassu_lease::Mode;
+use lamassu_lease::locks::{Asked, Lock, LockKey, LockKind, Outcome, Range};
+use lamassu_lease::{Mode, Object};
 use lamassu_rpc::host::{Connection, Mirrored, Told, Turn, Turns};
 use lamassu_rpc::proto::anchors_client::AnchorsClient;
 use lamassu_rpc::proto::sessions_client::SessionsClient;
@@ -454,6 +455,34 @@ fn who_has_a_vault_for_good_and_who_has_it_by_turns_are_in_each_others_way() {
         in_use(Mirrored::open(&a, hosts.vault, mode, &hosts.copy("a")).map(drop));
         turns.leave();
     }
+}
+
+/// It hears nothing of that while the server is away, and is refused when it reports what it has.
+#[test]
+fn a_host_that_loses_its_grant_while_the_server_is_away_gives_its_session_up() {
+    let mut hosts = Hosts::new(&["a", "b"]);
+    let turns = hosts.turns("b");
+    let lock = |owner| {
+        let key = LockKey { file: Object(7), kind: LockKind::Range, owner };
+        let lock = Lock { key, range: Range::ALL, mode: Mode::Exclusive, pid: 1 };
+        let (done, outcome) = mpsc::channel();
+        let asked = Asked::Lock { lock, handle: owner, waits: true };
+        let told = move |outcome| {
+            let _ = done.send(outcome);
+        };
+        let _ = turns.lock(asked, Box::new(told));
+        outcome
+    };
+    assert_eq!(lock(1).recv_timeout(LONG), Ok(Outcome::Done));
+    let (waits, turn) = (lock(2), take(&turns, Mode::Exclusive).get());
+    hosts.lab.stop("-TERM");
+    hosts.lab.serve(&["host", "grant", "--not", "@b", &format!("@{}", hosts.vault)]).ok();
+    hosts.lab.start();
+    assert_eq!(waits.recv_timeout(LONG), Ok(Outcome::Ended));
+    assert_eq!(turn.wait(LONG), Some(Told::Ended));
+    turn.pass();
+    let refused = turns.take(Mode::Shared).map(drop);
+    assert!(matches!(refused, Err(AnchorError::Server { fault: ServerFault::UnknownVault, .. })), "{refused:?}");
 }
 
 /// Messages that no program of ours sends, while another host has its turns.

@@ -9,7 +9,7 @@ use crate::protocol::SPOKEN;
 use crate::{clock, convert, proto};
 use lamassu_anchor::{AnchorError, ServerFault};
 use lamassu_lease::client::Do;
-use lamassu_lease::{Call, Reply};
+use lamassu_lease::{Call, Millis, Reply, Terms};
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -41,6 +41,17 @@ pub(super) async fn attend(connection: &Connection, first: proto::Up) -> Result<
         Some(proto::down::Said::Begun(begun)) => Ok(((up, down), begun, limits)),
         Some(proto::down::Said::Ended(_)) => Err(connection.error(ServerFault::Ended)),
         _ => Err(connection.garbled("a session did not begin")),
+    }
+}
+
+/// Whether the server's answer to a report says that the session has ended. A refusal alone does not: while the session
+/// lasts, the host may be granted the vault again. A term after it was last good the host gives it up: the server has
+/// ended it, or will.
+fn has_ended(fault: &ServerFault, terms: Terms, good_until: Millis, now: Millis) -> bool {
+    match fault {
+        ServerFault::Ended => true,
+        ServerFault::Refused { .. } | ServerFault::UnknownVault => good_until + terms.term() <= now,
+        _ => false,
     }
 }
 
@@ -156,7 +167,7 @@ impl Shared {
                     let beat = state.client.beat(clock::now());
                     self.carry_out(&mut state, vec![beat]);
                 }
-                Err(AnchorError::Server { fault: ServerFault::Ended, .. }) => self.lost(),
+                Err(AnchorError::Server { fault, .. }) if self.has_ended_by(&fault) => self.lost(),
                 Err(error) => {
                     let is_of_other_version =
                         matches!(error, AnchorError::Server { fault: ServerFault::Version { .. }, .. });
@@ -168,6 +179,10 @@ impl Shared {
                 }
             }
         }
+    }
+
+    fn has_ended_by(&self, fault: &ServerFault) -> bool {
+        has_ended(fault, self.terms, self.state.lock().client.good_until(), clock::now())
     }
 
     /// Stores the limits of the server's policy, if the server has sent them.
@@ -250,6 +265,29 @@ impl Shared {
                 }
                 () = self.kick.notified() => {}
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Programs would else wait for their locks for ever.
+    #[test]
+    fn a_session_whose_report_is_refused_ends_a_term_after_it_was_good() {
+        let (terms, good_until) = (Terms::DEFAULT, Millis(1_000_000));
+        let ended = |fault: &ServerFault, now| has_ended(fault, terms, good_until, now);
+        let (soon, late) = (Millis(good_until.0 + terms.term().0 - 1), good_until + terms.term());
+        assert!(ended(&ServerFault::Ended, Millis(0)));
+        for fault in [ServerFault::Refused { detail: String::new() }, ServerFault::UnknownVault] {
+            assert!(!ended(&fault, Millis(0)) && !ended(&fault, soon), "it may be granted again: {fault}");
+            assert!(ended(&fault, late), "{fault}");
+        }
+        // The server may have been away, or is another one: when it is back, the session may last.
+        let detail = String::new;
+        for fault in [ServerFault::Unreachable { detail: detail() }, ServerFault::Version { detail: detail() }] {
+            assert!(!ended(&fault, Millis(late.0 + 1)), "{fault}");
         }
     }
 }
