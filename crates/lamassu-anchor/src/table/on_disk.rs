@@ -92,13 +92,8 @@ pub struct DiskTable {
     logged: Mutex<Arc<Logged>>,
     /// redb has panicked.
     is_broken: AtomicBool,
-    /// A commit has failed whose record may be in the log. Until it is void, nothing is answered.
-    has_failed_record: AtomicBool,
     /// Closing it gives no unused pages back.
     stays_loose: bool,
-    /// Called by the next read between its looks at the log and at the database.
-    #[cfg(test)]
-    between: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
 
 /// The open database.
@@ -217,10 +212,7 @@ impl DiskTable {
             position: Mutex::default(),
             logged: Mutex::default(),
             is_broken: AtomicBool::new(false),
-            has_failed_record: AtomicBool::new(false),
             stays_loose: false,
-            #[cfg(test)]
-            between: Mutex::new(None),
         }))
     }
 
@@ -274,7 +266,7 @@ impl DiskTable {
             // least one.
             let logged = self.logged.lock().clone();
             #[cfg(test)]
-            self.between_reads();
+            self.backend.hooks.run(tests::BETWEEN_READS);
             let snapshot = kept.get(database)?;
             // Then the database has them, and newer values, too. This waits for no commit, which may wait for readers.
             let is_void = snapshot.generation > logged.generation;
@@ -410,8 +402,9 @@ impl DiskTable {
     /// Makes the logged changes and these ones durable in the database. The log is empty after that.
     fn store(&self, op: &'static str, position: &mut Position, changes: &[Change]) -> Result<(), AnchorError> {
         let stored = self.store_now(op, position, changes);
-        if stored.is_err() && self.backend.void_record().is_err() {
-            self.has_failed_record.store(true, Ordering::Release);
+        if stored.is_err() {
+            // Where that fails, the next call tries it again, before it answers anything.
+            let _ = self.backend.record_has_failed();
         }
         stored
     }
@@ -526,7 +519,9 @@ impl Table for DiskTable {
     }
 
     fn visit_spaces(&self, spaces: &[Space], visit: &mut VisitRow<'_>) -> Result<(), AnchorError> {
-        let done = self.ask_once("read", |database, kept| {
+        const OP: &str = "read";
+        self.void_failed_record(OP)?;
+        let done = self.ask_once(OP, |database, kept| {
             let view = self.view(database, kept)?;
             let mut done = ControlFlow::Continue(());
             for space in spaces.iter().copied() {
@@ -550,6 +545,7 @@ impl Table for DiskTable {
             return Ok(false);
         }
         let _no_commit = self.position.lock();
+        self.void_failed_record(OP)?;
         let overlay = Overlay::over(self.backend.file()).map_err(AnchorError::io(OP, &self.path))?;
         let verified = fenced(|| {
             let mut builder = Builder::new();
