@@ -234,24 +234,26 @@ impl DiskTable {
         let failed = AnchorError::io(OP, &self.path);
         let position = &mut *self.position.lock();
         let mut seen = None;
-        let (logged, end) = loop {
+        let log::Found { logged, end, last } = loop {
             let snapshot = self.ask_once(OP, |database, _| Snapshot::of(database)).map_err(|(error, _)| error)?;
-            let (logged, end) = log::read(&self.backend, snapshot.generation).map_err(&failed)?;
-            if !log::is_damaged(&self.backend, &end).map_err(&failed)? {
-                break (logged, end);
+            let found = log::read(&self.backend, snapshot.generation).map_err(&failed)?;
+            if !log::is_damaged(&self.backend, &found.end).map_err(&failed)? {
+                break found;
             }
             // A concurrent writer may have continued between the two reads: then the end has moved.
-            if self.role != Role::Reader(Readers::BesideWriter) || seen == Some(end.number()) {
+            let end = found.end.number();
+            if self.role != Role::Reader(Readers::BesideWriter) || seen == Some(end) {
                 let detail = redb::Error::Corrupted("its log has a record behind one that is not whole".into());
                 return Err(AnchorError::Unreadable { detail: Box::new(detail) });
             }
-            seen = Some(end.number());
+            seen = Some(end);
             std::thread::sleep(LOOK_AGAIN);
         };
         if self.role == Role::Writer {
-            // A killed process may have written the last record without making it durable.
-            if !logged.is_empty() {
-                self.backend.flush().map_err(&failed)?;
+            // The last record may not be durable: its process was killed, or its flush failed. After a failed flush the
+            // system has it in memory and counts it as written, so it is written again.
+            if let Some(last) = last {
+                self.backend.write_record(&last).map_err(&failed)?;
             }
             *position = end;
             *self.logged.lock() = Arc::new(logged);
@@ -275,7 +277,7 @@ impl DiskTable {
         }
         loop {
             let snapshot = Snapshot::of(database)?;
-            let (logged, _) = log::read(&self.backend, snapshot.generation)?;
+            let log::Found { logged, .. } = log::read(&self.backend, snapshot.generation)?;
             // If the generation has changed, the writer has emptied the log, and may have begun to write it again.
             if Snapshot::of(database)?.generation == snapshot.generation {
                 return Ok(View { snapshot: Arc::new(snapshot), logged: Arc::new(logged) });

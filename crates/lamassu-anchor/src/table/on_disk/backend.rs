@@ -77,7 +77,7 @@ enum Unsettled {
 
 /// Operations on the file, for tests.
 #[cfg(test)]
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Traced {
     Written { at: u64, bytes: Vec<u8> },
     Length(u64),

@@ -1,7 +1,7 @@
 //! A disk that fails under an open file, at every call that it is asked for.
 #![allow(clippy::unwrap_used)] // a panic is a failed test
 
-use super::backend::Fails;
+use super::backend::{Fails, Traced};
 use super::*;
 use std::collections::HashMap;
 use std::sync::mpsc::channel;
@@ -199,6 +199,27 @@ fn a_reader_makes_no_record_void_but_the_failed_one() {
     let after = killed(&path);
     assert_eq!([b"c", b"d"].map(|key| value(&after, key)), [Some(b"3".to_vec()), Some(b"4".to_vec())]);
     assert_eq!(value(&after, b"b"), None, "what failed did not happen");
+}
+
+/// After a flush that failed, the system may count as written what the disk does not have.
+#[test]
+fn whoever_opens_the_file_writes_the_last_record_again() {
+    for lens in [&[10, 10][..], &[10, 9000], &[30_000]] {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("anchor");
+        let table = DiskTable::create(&path).unwrap();
+        *table.backend.traced.lock() = Some(Vec::new());
+        for (n, len) in lens.iter().enumerate() {
+            table.commit(&[put(&[n as u8], &vec![7; *len])]).unwrap();
+        }
+        let written = table.backend.traced.lock().take().unwrap();
+        let after = killed(&path);
+        *after.backend.traced.lock() = Some(Vec::new());
+        after.read_log().unwrap();
+        let again = after.backend.traced.lock().take().unwrap();
+        assert!(matches!(again[..], [Traced::Written { .. }, Traced::Flushed]), "{again:?}");
+        assert_eq!(again, written[written.len() - 2..]);
+    }
 }
 
 /// Whatever is read.
