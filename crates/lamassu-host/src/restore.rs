@@ -213,7 +213,7 @@ impl Restore<'_> {
             return Err(Error::Usage(text));
         }
         // A restore decides which header is the newest: it is not based on the present one.
-        let update = Update::begin(place, &self.policy.witness())?.decided();
+        let mut update = Update::begin(place, &self.policy.witness())?.decided();
         let unlocked = self.policy.try_slots(header, material, self.slot).at(self.file)?;
         if let Some(succession) = self.policy.pins.check(header).at(self.file)? {
             (self.tell)(&Notice::Succession(succession));
@@ -241,6 +241,7 @@ impl Restore<'_> {
         let mut header = header.clone();
         carry(&unlocked, &mut header, now.as_ref())?;
         self.policy.go_through()?;
+        update.clear_second_names()?;
         let replaced = keep_replaced(place)?;
         self.commit(place, update, &mut header, &unlocked).inspect_err(|_| {
             // A second name of the header in place would keep the next change from overwriting it.
