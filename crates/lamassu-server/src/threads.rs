@@ -149,7 +149,7 @@ async fn both_of((turn, share): (&Arc<Semaphore>, &Arc<Semaphore>), kept: &Arc<S
     Ok((one_of(kept).await?, one_of(other).await?))
 }
 
-/// Waits for the turn of a vault and for one of the places of sessions that begin. Who waits for a place never holds the
+/// Waits for a vault's turn and for one of the places of sessions that begin. Who waits for a place never holds the
 /// turn: sessions may take long to begin, and the vault's heartbeats would wait as long. Who has a place keeps it for a
 /// limited time: a few slow vaults would hold up all others.
 async fn turn_and_place(turn: &Arc<Semaphore>, places: &Arc<Semaphore>) -> Result<Both, Status> {
