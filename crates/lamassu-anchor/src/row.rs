@@ -69,6 +69,15 @@ pub enum Sealed {
 }
 
 impl Sealed {
+    /// The digests that are current.
+    pub fn digests(self) -> [Option<Digest>; 2] {
+        match self {
+            Sealed::Nothing => [None; 2],
+            Sealed::Is(digest) => [Some(digest), None],
+            Sealed::Becomes { old, new } => [Some(old), Some(new)],
+        }
+    }
+
     /// Whether what the store shows is current; [`Digest::NONE`]: it shows nothing.
     pub fn is_current(self, seen: Digest) -> bool {
         match self {

@@ -16,6 +16,7 @@ use crate::lock::{WriterLock, lock_out_writers, lock_out_writers_below};
 use crate::open::{Found, backend};
 use crate::pins::Succession;
 use crate::{Error, Policy, Result};
+use lamassu_anchor::table::Table;
 use lamassu_format::header::{VaultHeader, VaultId};
 use lamassu_format::name;
 use lamassu_keys::history::EventKind;
@@ -82,7 +83,7 @@ pub struct Done {
     /// datasets without an anchor on this host; their copies have none either
     pub without_anchor: Vec<VaultId>,
     /// of a snapshot: datasets of which it is not known whether they have interrupted sessions: no key at hand opens
-    /// them, or their record of sessions does not open
+    /// them with the work of one attempt, or their record of sessions does not open
     pub not_looked_at: Vec<VaultId>,
     /// set if the original's history could not record the copy
     pub unrecorded: Option<KeyError>,
@@ -137,13 +138,16 @@ impl Original {
             }
         };
         let keys = newer.as_ref().unwrap_or(&self.keys);
+        let of = self.anchor(policy, &header, keys, &quiet)?;
         let not_looked_at = match new.keys.snapshot {
-            true => self.refuse_interrupted(policy, &header, keys)?,
+            true => {
+                let anchor = of.as_deref().map(|table| table as &dyn Table);
+                self.refuse_interrupted(policy, (&header, keys), anchor, &quiet)?
+            }
             false => Vec::new(),
         };
         let slot = NewSlot { material: &self.material, cost: new.cost, label: new.label, created: new.keys.created };
         let mut history = keys.history(&self.dir, &header)?;
-        let of = self.anchor(policy, &header, keys, &quiet)?;
         let (mut header, unlocked) = clone_vault(&header, keys, new.keys, &slot)?;
         let top = Top::make(place).map_err(|source| Error::Backing { op: "create", path: place.into(), source })?;
         let made = self.fill(&top, new.privileges, watch).and_then(|copied| {

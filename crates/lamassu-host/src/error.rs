@@ -80,9 +80,10 @@ pub enum Error {
     },
     /// The user's: what an interruption left cannot be completed in what is never written.
     #[error(
-        "{within:?} was not closed at the end of an earlier session, and what that left can never be completed in a \
-         snapshot, which is never written: unmount the vault if it is mounted, run `lamassu check --repair {dir:?}`, and \
-         make the snapshot then"
+        "{within:?} was not closed at the end of an earlier session{or_open}, and what that left can never be completed \
+         in a snapshot, which is never written: unmount the vault if it is mounted, run `lamassu check --repair {dir:?}`, \
+         and make the snapshot then",
+        or_open = or_open_elsewhere(.within, .dir)
     )]
     SnapshotOfInterrupted {
         /// the vault's, or that of a dataset in it
@@ -524,6 +525,14 @@ pub(crate) trait At<T> {
 impl<T, E: Into<Error>> At<T> for Result<T, E> {
     fn at(self, path: &Path) -> Result<T> {
         self.map_err(|error| Error::At { path: path.into(), source: Box::new(error.into()) })
+    }
+}
+
+/// What else may have left the sessions of a dataset: a freeze keeps it from other hosts only where they take turns.
+fn or_open_elsewhere(within: &Path, dir: &Path) -> &'static str {
+    match within == dir {
+        true => "",
+        false => ", or another host that does not share it by turns has it open (then close it there first)",
     }
 }
 

@@ -266,6 +266,7 @@ impl Restore<'_> {
             update.take_witness(&header)?;
         }
         self.policy.go_through()?;
+        update.clear_second_names()?;
         let replaced = keep_replaced(place)?;
         self.commit(place, update, &mut header, &unlocked).inspect_err(|_| {
             // A second name of the header in place would keep the next change from overwriting it.

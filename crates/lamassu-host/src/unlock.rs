@@ -42,9 +42,22 @@ impl Policy {
     /// # Errors
     /// [`Error::NotApproved`]; [`KeyError::WrongKey`] and others of keys.
     pub fn try_slots<H: Header>(&self, header: &H, material: &Material, named: Option<u32>) -> Result<Unlocked> {
+        self.try_slots_in(header, &mut self.attempt(material), named)
+    }
+
+    /// The same as a part of an attempt, whose limits hold for all headers that belong to it.
+    ///
+    /// # Errors
+    /// As [`Policy::try_slots`].
+    pub(crate) fn try_slots_in<H: Header>(
+        &self,
+        header: &H,
+        attempt: &mut Attempt<'_>,
+        named: Option<u32>,
+    ) -> Result<Unlocked> {
         self.check_ciphers(header)?;
-        let pinned = self.pinned_for(header, material)?;
-        Ok(self.attempt(material).open_signed(header, self.slots(&header.keys().id, named), &pinned)?)
+        let pinned = self.pinned_for(header, attempt.material())?;
+        Ok(attempt.open_signed(header, self.slots(&header.keys().id, named), &pinned)?)
     }
 
     /// The administrators who are known for a vault, where a token may need one to vouch for its slot.
@@ -69,7 +82,7 @@ impl Policy {
         self.check_oblivious(header.keys().keychain.oblivious)
     }
 
-    fn attempt<'a>(&self, material: &'a Material) -> Attempt<'a> {
+    pub(crate) fn attempt<'a>(&self, material: &'a Material) -> Attempt<'a> {
         Attempt::new(material).with_any_memory(self.allows_any_memory())
     }
 

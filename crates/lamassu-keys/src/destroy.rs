@@ -30,6 +30,8 @@ pub struct Destruction {
     header: VaultHeader,
     /// the old header, where an attempt was cut off before it was overwritten
     kept: Option<VaultHeader>,
+    /// the old header, if it had lost its name and was overwritten at once
+    nameless: Option<Erased>,
 }
 
 /// What was found and done in the vault's directory.
@@ -57,7 +59,7 @@ impl Destruction {
             None => None,
         };
         let kept = kept.filter(|kept| kept.id() == header.id() && kept.destroyed().is_none());
-        Ok(Destruction { update, header, kept })
+        Ok(Destruction { update, header, kept, nameless: None })
     }
 
     /// The header that still opens the vault: the one in place, or what a cut-off attempt has left of it.
@@ -91,8 +93,8 @@ impl Destruction {
     ///
     /// # Errors
     /// [`KeyError::NotAdministrator`], [`KeyError::HeaderAltered`], [`KeyError::OtherHeader`], [`KeyError::Destroyed`],
-    /// [`KeyError::History`], [`KeyError::File`], [`KeyError::NoRandom`]: the vault is whole then, unless only the last
-    /// step, a sync, failed.
+    /// [`KeyError::History`], [`KeyError::File`], [`KeyError::NoRandom`]: the vault is whole then, unless only one of
+    /// the last steps failed: a sync, or the overwriting of an old header whose name another host has removed.
     pub fn commit(self, keys: &Unlocked, destroyed: Destroyed, event: &Event) -> Result<Destruction, KeyError> {
         let Destruction { mut update, mut header, .. } = self;
         if let Some(earlier) = header.destroyed() {
@@ -107,9 +109,9 @@ impl Destruction {
         keys.sign(&mut gone);
         lamassu_crypto::random(&mut gone.keys_mut().mac)?;
         let (path, witness) = (update.path().to_path_buf(), update.witness().clone());
-        update.replace_keeping(&gone)?;
+        let nameless = update.replace_keeping(&gone)?;
         event.announce(&path);
-        Destruction::begin(&path, &witness)
+        Ok(Destruction { nameless, ..Destruction::begin(&path, &witness)? })
     }
 
     /// Overwrites and removes every file of the vault's directory that wraps its keys.
@@ -123,7 +125,7 @@ impl Destruction {
         let new = self.update.erase_new()?;
         let dir = self.update.path().parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let listing = |source| FileError::Read { op: "list", path: dir.into(), source };
-        let mut done = Cleared { erased: new.into_iter().collect(), ..Cleared::default() };
+        let mut done = Cleared { erased: new.into_iter().chain(self.nameless).collect(), ..Cleared::default() };
         for entry in std::fs::read_dir(dir).map_err(listing)? {
             let entry = entry.map_err(listing)?;
             let file = entry.file_name();

@@ -32,6 +32,9 @@ const BEGINNING_AT_ONCE: usize = 4;
 /// How often it may be too late for one of two that are needed at once, before the other one is kept.
 const ATTEMPTS: usize = 16;
 
+/// How long a place of a session that begins is kept while its vault has other work.
+const PLACE_KEPT: Duration = Duration::from_secs(1);
+
 /// How long a client may take for the first bytes of a stream, and how many it must move a second after that.
 const AT_FIRST: Duration = Duration::from_secs(120);
 const BYTES_PER_SECOND: u64 = 32 << 10;
@@ -119,23 +122,46 @@ fn ended() -> Status {
     Status::internal("a thread of the server has ended")
 }
 
-/// Waits for both, and holds none of them while it waits for the other one, unless that was taken again and again when
-/// it came: then it keeps `kept`, which is one of them. Nobody holds the other one and waits for `kept`.
-async fn both_of(
-    (turn, share): (&Arc<Semaphore>, &Arc<Semaphore>),
-    kept: &Arc<Semaphore>,
-) -> Result<(OwnedSemaphorePermit, OwnedSemaphorePermit), Status> {
+type Both = (OwnedSemaphorePermit, OwnedSemaphorePermit);
+
+/// Waits for both, and holds none of them while it waits for the other one. `None`: that was taken again and again when
+/// it came.
+async fn free_together(turn: &Arc<Semaphore>, share: &Arc<Semaphore>) -> Result<Option<Both>, Status> {
     let (mut first, mut second) = (turn, share);
     for _ in 0..ATTEMPTS {
         let waited_for = one_of(first).await?;
         if let Ok(free) = second.clone().try_acquire_owned() {
-            return Ok((waited_for, free));
+            return Ok(Some((waited_for, free)));
         }
         drop(waited_for);
         std::mem::swap(&mut first, &mut second);
     }
+    Ok(None)
+}
+
+/// Waits for both, and keeps `kept`, which is one of them, if they are never free together. Nobody holds the other one
+/// and waits for `kept`.
+async fn both_of((turn, share): (&Arc<Semaphore>, &Arc<Semaphore>), kept: &Arc<Semaphore>) -> Result<Both, Status> {
+    if let Some(both) = free_together(turn, share).await? {
+        return Ok(both);
+    }
     let other = if Arc::ptr_eq(kept, turn) { share } else { turn };
     Ok((one_of(kept).await?, one_of(other).await?))
+}
+
+/// Waits for a vault's turn and for one of the places of sessions that begin. Who waits for a place never holds the
+/// turn: sessions may take long to begin, and the vault's heartbeats would wait as long. Who has a place keeps it for a
+/// limited time: a few slow vaults would hold up all others.
+async fn turn_and_place(turn: &Arc<Semaphore>, places: &Arc<Semaphore>) -> Result<Both, Status> {
+    loop {
+        if let Some(both) = free_together(turn, places).await? {
+            return Ok(both);
+        }
+        let place = one_of(places).await?;
+        if let Ok(turn) = tokio::time::timeout(PLACE_KEPT, one_of(turn)).await {
+            return Ok((turn?, place));
+        }
+    }
 }
 
 impl Threads {
@@ -166,8 +192,7 @@ impl Threads {
         (turns, place): (&Turns, CallPermit),
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Status> {
-        // A vault waits for sessions that begin, which are short, rather than other vaults for its turn.
-        let both = both_of((&turns.next, &self.beginning), &turns.next);
+        let both = turn_and_place(&turns.next, &self.beginning);
         let held = (one_of(&turns.begins).await?, both.await?, place);
         run(&self.in_turn, held, work).await
     }
@@ -488,6 +513,43 @@ mod tests {
         let mut pace = Pace { begun: Instant::now() - AT_FIRST - Duration::from_secs(60), bytes: 0 };
         assert!(!pace.moved(1 << 10), "a kilobyte in three minutes");
         assert!(pace.moved(64 << 20));
+    }
+
+    /// It comes too late for one of the two again and again, and gets both in the end.
+    #[test]
+    fn who_waits_to_begin_does_not_hold_its_vault_up_nor_others_for_long() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("starts");
+        let _within = runtime.enter();
+        let [turn, places] = [(); 2].map(|()| Arc::new(Semaphore::new(1)));
+        let take = |one: &Arc<Semaphore>| one.clone().try_acquire_owned().ok();
+        let (mut busy, mut others) = (take(&turn), take(&places));
+        let mut waits = std::pin::pin!(turn_and_place(&turn, &places));
+        let mut is_done =
+            || waits.as_mut().poll(&mut std::task::Context::from_waker(std::task::Waker::noop())).is_ready();
+        assert!(!is_done());
+        let mut rounds = 0..10 * ATTEMPTS;
+        while others.is_some() {
+            rounds.next().expect("it keeps a place in the end");
+            drop(busy.take());
+            assert!(!is_done());
+            busy = take(&turn);
+            assert!(busy.is_some(), "a heartbeat is held up");
+            drop(others.take());
+            assert!(!is_done());
+            others = take(&places);
+        }
+        // Its vault has other work for long.
+        runtime.block_on(async {
+            let other = tokio::time::timeout(PATIENCE, async {
+                tokio::select! {
+                    _ = &mut waits => None,
+                    place = one_of(&places) => Some(place.expect("is there")),
+                }
+            });
+            let place = other.await.expect("other vaults are held up").expect("the turn is taken");
+            drop((place, busy));
+            drop(waits.await.expect("gets both"));
+        });
     }
 
     /// Of the two, one is free when the other is not, each time that it is looked for.

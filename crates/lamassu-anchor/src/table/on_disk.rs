@@ -92,13 +92,8 @@ pub struct DiskTable {
     logged: Mutex<Arc<Logged>>,
     /// redb has panicked.
     is_broken: AtomicBool,
-    /// A commit has failed whose record may be in the log. Until it is void, nothing is answered.
-    has_failed_record: AtomicBool,
     /// Closing it gives no unused pages back.
     stays_loose: bool,
-    /// Called by the next read between its looks at the log and at the database.
-    #[cfg(test)]
-    between: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
 
 /// The open database.
@@ -217,10 +212,7 @@ impl DiskTable {
             position: Mutex::default(),
             logged: Mutex::default(),
             is_broken: AtomicBool::new(false),
-            has_failed_record: AtomicBool::new(false),
             stays_loose: false,
-            #[cfg(test)]
-            between: Mutex::new(None),
         }))
     }
 
@@ -242,24 +234,26 @@ impl DiskTable {
         let failed = AnchorError::io(OP, &self.path);
         let position = &mut *self.position.lock();
         let mut seen = None;
-        let (logged, end) = loop {
+        let log::Found { logged, end, last } = loop {
             let snapshot = self.ask_once(OP, |database, _| Snapshot::of(database)).map_err(|(error, _)| error)?;
-            let (logged, end) = log::read(&self.backend, snapshot.generation).map_err(&failed)?;
-            if !log::is_damaged(&self.backend, &end).map_err(&failed)? {
-                break (logged, end);
+            let found = log::read(&self.backend, snapshot.generation).map_err(&failed)?;
+            if !log::is_damaged(&self.backend, &found.end).map_err(&failed)? {
+                break found;
             }
             // A concurrent writer may have continued between the two reads: then the end has moved.
-            if self.role != Role::Reader(Readers::BesideWriter) || seen == Some(end.number()) {
+            let end = found.end.number();
+            if self.role != Role::Reader(Readers::BesideWriter) || seen == Some(end) {
                 let detail = redb::Error::Corrupted("its log has a record behind one that is not whole".into());
                 return Err(AnchorError::Unreadable { detail: Box::new(detail) });
             }
-            seen = Some(end.number());
+            seen = Some(end);
             std::thread::sleep(LOOK_AGAIN);
         };
         if self.role == Role::Writer {
-            // A killed process may have written the last record without making it durable.
-            if !logged.is_empty() {
-                self.backend.flush().map_err(&failed)?;
+            // The last record may not be durable: its process was killed, or its flush failed. After a failed flush the
+            // system has it in memory and counts it as written, so it is written again.
+            if let Some(last) = last {
+                self.backend.write_record(&last).map_err(&failed)?;
             }
             *position = end;
             *self.logged.lock() = Arc::new(logged);
@@ -274,7 +268,7 @@ impl DiskTable {
             // least one.
             let logged = self.logged.lock().clone();
             #[cfg(test)]
-            self.between_reads();
+            self.backend.hooks.run(tests::BETWEEN_READS);
             let snapshot = kept.get(database)?;
             // Then the database has them, and newer values, too. This waits for no commit, which may wait for readers.
             let is_void = snapshot.generation > logged.generation;
@@ -283,7 +277,7 @@ impl DiskTable {
         }
         loop {
             let snapshot = Snapshot::of(database)?;
-            let (logged, _) = log::read(&self.backend, snapshot.generation)?;
+            let log::Found { logged, .. } = log::read(&self.backend, snapshot.generation)?;
             // If the generation has changed, the writer has emptied the log, and may have begun to write it again.
             if Snapshot::of(database)?.generation == snapshot.generation {
                 return Ok(View { snapshot: Arc::new(snapshot), logged: Arc::new(logged) });
@@ -410,8 +404,9 @@ impl DiskTable {
     /// Makes the logged changes and these ones durable in the database. The log is empty after that.
     fn store(&self, op: &'static str, position: &mut Position, changes: &[Change]) -> Result<(), AnchorError> {
         let stored = self.store_now(op, position, changes);
-        if stored.is_err() && self.backend.void_record().is_err() {
-            self.has_failed_record.store(true, Ordering::Release);
+        if stored.is_err() {
+            // Where that fails, the next call tries it again, before it answers anything.
+            let _ = self.backend.record_has_failed();
         }
         stored
     }
@@ -526,7 +521,9 @@ impl Table for DiskTable {
     }
 
     fn visit_spaces(&self, spaces: &[Space], visit: &mut VisitRow<'_>) -> Result<(), AnchorError> {
-        let done = self.ask_once("read", |database, kept| {
+        const OP: &str = "read";
+        self.void_failed_record(OP)?;
+        let done = self.ask_once(OP, |database, kept| {
             let view = self.view(database, kept)?;
             let mut done = ControlFlow::Continue(());
             for space in spaces.iter().copied() {
@@ -550,6 +547,7 @@ impl Table for DiskTable {
             return Ok(false);
         }
         let _no_commit = self.position.lock();
+        self.void_failed_record(OP)?;
         let overlay = Overlay::over(self.backend.file()).map_err(AnchorError::io(OP, &self.path))?;
         let verified = fenced(|| {
             let mut builder = Builder::new();

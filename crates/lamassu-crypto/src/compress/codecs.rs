@@ -32,6 +32,8 @@ pub(super) struct Codecs {
     un_zstd: Option<DCtx<'static>>,
     /// The output of a codec, or its input for decompression.
     scratch: Vec<u8>,
+    /// Bytes of it, from the first on, that may hold something of a block. A codec also writes behind its output.
+    used: usize,
 }
 
 impl Codecs {
@@ -42,6 +44,7 @@ impl Codecs {
             true => self.lz4_small.get_or_insert_with(CompressTable::small),
             false => self.lz4_large.get_or_insert_with(CompressTable::large),
         };
+        self.used = out.len();
         compress_into_with_table(block, out, table).ok()
     }
 
@@ -55,6 +58,7 @@ impl Codecs {
             self.zstd = Some((level, context));
         }
         let (_, context) = self.zstd.as_mut()?;
+        self.used = out.len();
         context.compress2(out, block).ok()
     }
 
@@ -66,6 +70,7 @@ impl Codecs {
     /// Copies a payload out of the place where its block goes.
     pub fn hold(&mut self, payload: &[u8]) {
         room(&mut self.scratch, payload.len()).copy_from_slice(payload);
+        self.used = payload.len();
     }
 
     /// Decompresses the held `len` bytes into a block. Returns the length of the output.
@@ -79,10 +84,15 @@ impl Codecs {
         context.decompress(block, &self.scratch[..len]).ok()
     }
 
-    /// Wipes the first bytes of the output or of what is held.
-    pub fn wipe(&mut self, len: usize) {
-        let len = len.min(self.scratch.len());
-        wipe(&mut self.scratch[..len]);
+    /// Wipes the output, or what is held.
+    pub fn wipe(&mut self) {
+        wipe(&mut self.scratch[..self.used]);
+        self.used = 0;
+    }
+
+    #[cfg(test)]
+    pub fn scratch(&self) -> &[u8] {
+        &self.scratch
     }
 }
 

@@ -43,7 +43,7 @@ pub fn packed_len(compression: Compression, block: &[u8]) -> usize {
     CODECS.with_borrow_mut(|codecs| {
         let made = made_of(codecs, compression, block);
         let len = made.and_then(|made| compression.payload_len(made, block.len()));
-        codecs.wipe(made.unwrap_or_default());
+        codecs.wipe();
         len.unwrap_or(block.len())
     })
 }
@@ -52,9 +52,9 @@ pub fn packed_len(compression: Compression, block: &[u8]) -> usize {
 /// those of the payload, or all.
 pub fn pack(compression: Compression, block: &mut [u8]) -> usize {
     CODECS.with_borrow_mut(|codecs| {
-        let Some(made) = made_of(codecs, compression, block) else { return block.len() };
-        let len = compression.payload_len(made, block.len());
-        if len.is_some() {
+        let made = made_of(codecs, compression, block);
+        let len = made.and_then(|made| compression.payload_len(made, block.len()));
+        if let (Some(made), Some(_)) = (made, len) {
             let (head, rest) = block.split_at_mut(PAYLOAD_HEAD_LEN);
             head.copy_from_slice(&(made as u32).to_le_bytes());
             head.rotate_right(1);
@@ -62,13 +62,13 @@ pub fn pack(compression: Compression, block: &mut [u8]) -> usize {
             rest[..made].copy_from_slice(codecs.made(made));
             rest[made..].fill(0);
         }
-        codecs.wipe(made);
+        codecs.wipe();
         len.unwrap_or(block.len())
     })
 }
 
 /// The length of the codec's output for a block, if compression is worth a try and the output is shorter than the
-/// block.
+/// block. Whatever this returns, the caller wipes the output.
 fn made_of(codecs: &mut Codecs, compression: Compression, block: &[u8]) -> Option<usize> {
     if sample::looks_random(block) {
         return None;
@@ -99,7 +99,7 @@ pub fn unpack(block: &mut [u8], len: usize) -> Result<(), NoPayload> {
             2 => codecs.un_zstd(made, block),
             _ => None,
         };
-        codecs.wipe(made);
+        codecs.wipe();
         // The whole block is written, so nothing of the payload is left in its place.
         done.filter(|done| *done == block.len()).map(drop).ok_or(NoPayload)
     })

@@ -215,3 +215,26 @@ fn what_is_worth_a_try() {
         }
     }
 }
+
+/// Also where it saves nothing, and so is not used.
+#[test]
+fn nothing_of_a_block_stays_in_the_output() {
+    let is_wiped = || super::CODECS.with_borrow(|codecs| codecs.scratch().iter().all(|byte| *byte == 0));
+    let base64 = |len: usize| data_encoding::BASE64.encode(&random(len, 3)).into_bytes()[..len].to_vec();
+    for codec in CODECS {
+        let is_slow = matches!(codec, Codec::Zstd(9..));
+        for len in [4096, 65536, 1 << 20].into_iter().filter(|len| *len < 1 << 20 || !is_slow) {
+            let blocks = ["zeros", "text", "rows", "mixed", "sparse"].map(|kind| corpus(kind, len));
+            for mut block in blocks.into_iter().chain([base64(len), random(len, 4)]) {
+                packed_len(compression(codec, len), &block);
+                assert!(is_wiped(), "{codec}, {len}: looked at");
+                let packed = pack(compression(codec, len), &mut block);
+                assert!(is_wiped(), "{codec}, {len}: packed");
+                if packed < len {
+                    unpack(&mut block, packed).expect("a payload");
+                    assert!(is_wiped(), "{codec}, {len}: unpacked");
+                }
+            }
+        }
+    }
+}

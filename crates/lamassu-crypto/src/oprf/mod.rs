@@ -91,6 +91,8 @@ impl Expand {
 static TO_GROUP: LazyLock<Expand> = LazyLock::new(|| Expand::new(b"HashToGroup-"));
 static TO_SCALAR: LazyLock<Expand> = LazyLock::new(|| Expand::new(b"HashToScalar-"));
 static TO_KEY: LazyLock<Expand> = LazyLock::new(|| Expand::new(b"DeriveKeyPair"));
+/// Not of the RFC, which draws that scalar: [`ServerKey::evaluate`].
+static TO_NONCE: LazyLock<Expand> = LazyLock::new(|| Expand::new(b"LamassuProofNonce-"));
 
 fn hash_to_group(input: &[u8]) -> RistrettoPoint {
     RistrettoPoint::from_uniform_bytes(&TO_GROUP.of(&[input]))

@@ -1,6 +1,6 @@
 //! A server's part: its key, evaluations, proofs.
 
-use super::{Element, Evaluation, OprfError, TO_KEY, challenge, composite, factors, parse_all, with_len};
+use super::{Element, Evaluation, OprfError, TO_KEY, TO_NONCE, challenge, composite, factors, parse_all, with_len};
 use crate::secret::without_trace;
 use crate::{NoRandom, Secret};
 use curve25519_dalek::RistrettoPoint;
@@ -58,10 +58,30 @@ impl ServerKey {
     pub fn evaluate(&self, blinded: &[Element]) -> Result<Evaluation, EvaluateError> {
         let mut random = Zeroizing::new([0; 64]);
         crate::random(&mut *random)?;
-        Ok(self.evaluate_with(blinded, Scalar::from_bytes_mod_order_wide(&random))?)
+        Ok(self.evaluate_drawing(blinded, &random)?)
     }
 
-    pub(super) fn evaluate_with(&self, blinded: &[Element], mut r: Scalar) -> Result<Evaluation, OprfError> {
+    /// The same with these random bytes.
+    pub(super) fn evaluate_drawing(&self, blinded: &[Element], random: &[u8; 64]) -> Result<Evaluation, OprfError> {
+        self.answer(blinded, |elements| self.proof_nonce(random, blinded, elements))
+    }
+
+    /// The same with this scalar for the proof.
+    #[cfg(test)]
+    pub(super) fn evaluate_with(&self, blinded: &[Element], r: Scalar) -> Result<Evaluation, OprfError> {
+        self.answer(blinded, |_| r)
+    }
+
+    /// The random scalar of a proof. Two proofs of different batches with one scalar would give the key away, and a
+    /// machine that is resumed twice from one image of its memory draws the same random bytes twice. So the scalar
+    /// depends on the key, on random bytes and on the batch.
+    pub(super) fn proof_nonce(&self, random: &[u8; 64], blinded: &[Element], evaluated: &[Element]) -> Scalar {
+        let len = (blinded.len() as u64).to_be_bytes();
+        let (blinded, evaluated) = (blinded.as_flattened(), evaluated.as_flattened());
+        TO_NONCE.scalar(&[self.key.expose(), random, &self.public, &len, blinded, evaluated])
+    }
+
+    fn answer(&self, blinded: &[Element], r: impl FnOnce(&[Element]) -> Scalar) -> Result<Evaluation, OprfError> {
         let points = parse_all(blinded)?;
         without_trace(|| {
             let scalar = |secret: &Secret<32>| Zeroizing::new(Scalar::from_bytes_mod_order(*secret.expose()));
@@ -72,6 +92,7 @@ impl ServerKey {
             let encoded = RistrettoPoint::double_and_compress_batch(&halves);
             let elements: Vec<Element> = encoded.into_iter().map(|element| element.to_bytes()).collect();
             let m = composite(&factors(&self.public, blinded, &elements), &points);
+            let mut r = r(&elements);
             let (t2, t3) = (&r * RISTRETTO_BASEPOINT_TABLE, m * r);
             let c = challenge(&self.public, [&m, &(m * *key), &t2, &t3]);
             let s = r - c * *key;

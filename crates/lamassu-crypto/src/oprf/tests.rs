@@ -101,6 +101,39 @@ fn what_is_no_evaluation_is_refused() {
     }
 }
 
+/// A machine that is resumed twice from one image of its memory draws the same random bytes for two batches.
+#[test]
+fn equal_random_bytes_for_two_batches_do_not_give_the_key_away() {
+    let (all_of, server) = vectors();
+    let key = scalar(&all_of["skSm"]);
+    let public = PublicKey::parse(server.public()).expect("a key");
+    let inputs = [[1u8; 32], [2; 32], [3; 32]];
+    let blinded = public.blind(&inputs).expect("blinds");
+    let of = blinded.elements();
+    let batches = [&of[..1], &of[1..2], &of[..2], &[of[1], of[0]], of];
+    let proofs = batches.map(|batch| {
+        let evaluation = server.evaluate_drawing(batch, &[7; 64]).expect("evaluates");
+        assert_eq!(server.evaluate_drawing(batch, &[7; 64]).expect("evaluates"), evaluation);
+        assert_ne!(server.evaluate_drawing(batch, &[8; 64]).expect("evaluates").proof, evaluation.proof);
+        let (scalars, _) = evaluation.proof.as_chunks::<32>();
+        [0, 1].map(|at| Option::<Scalar>::from(Scalar::from_canonical_bytes(scalars[at])).expect("a scalar"))
+    });
+    for (at, [c, s]) in proofs.iter().enumerate() {
+        for [other_c, other_s] in &proofs[at + 1..] {
+            // s = r - c k.
+            assert_ne!((s - other_s) * (other_c - c).invert(), key, "one r for both");
+        }
+    }
+    let evaluation = server.evaluate_drawing(of, &[7; 64]).expect("evaluates");
+    assert_eq!(public.finalize(&inputs, &blinded, &evaluation).map(drop), Ok(()));
+    let evaluated = &evaluation.elements;
+    let r = server.proof_nonce(&[7; 64], of, evaluated);
+    let other = ServerKey::derive(&Secret::new(&mut [9; 32]), b"another");
+    assert_ne!(other.proof_nonce(&[7; 64], of, evaluated), r);
+    assert_ne!(server.proof_nonce(&[7; 64], &of[..1], &evaluated[..1]), r);
+    assert_ne!(server.proof_nonce(&[7; 64], evaluated, of), r);
+}
+
 #[test]
 fn blinded_elements_of_one_input_differ() {
     let (_, server) = vectors();

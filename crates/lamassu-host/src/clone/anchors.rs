@@ -81,6 +81,6 @@ impl Original {
 
 /// The anchor of what is copied. The daemon of a frozen mount has the newest; hosts that take turns are in the way of
 /// another session.
-fn look(policy: &Policy, vault: &VaultId, quiet: &impl Quiet) -> Result<(PathBuf, DiskTable)> {
+pub(super) fn look(policy: &Policy, vault: &VaultId, quiet: &impl Quiet) -> Result<(PathBuf, DiskTable)> {
     if quiet.is_frozen() { policy.anchors.look_as_it_is(vault) } else { policy.anchors.look(vault) }
 }

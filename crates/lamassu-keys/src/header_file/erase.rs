@@ -143,6 +143,15 @@ pub(super) fn replaced_header(old: &File, path: &Path) -> Result<(), FileError> 
     }
 }
 
+/// Erases the header `old`, which was replaced and kept as `path`, if it has lost that name and has no other.
+pub(super) fn nameless(old: &File, path: &Path) -> Result<Option<Erased>, FileError> {
+    let meta = old.metadata().map_err(writing("stat", path))?;
+    match meta.is_file() && meta.nlink() == 0 {
+        true => emptied(&writable(old).map_err(writing("open", path))?, path),
+        false => Ok(None),
+    }
+}
+
 /// The same regular file, opened for writing. If its owner has removed the write permission, it is set: the file is
 /// erased anyway.
 pub(super) fn writable(file: &File) -> io::Result<File> {

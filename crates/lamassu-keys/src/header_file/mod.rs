@@ -15,6 +15,7 @@
 
 pub mod erase;
 mod error;
+mod kept;
 mod new_file;
 pub(crate) mod regular;
 mod steps;
@@ -110,6 +111,8 @@ pub struct Update {
     written: Option<[u8; 32]>,
     /// what an earlier program has left in it is erased: see [`Update::erase_new`]
     erases_left: bool,
+    /// second names of the present header that were left behind are removed, or are this update's
+    has_cleared: bool,
     committed: bool,
     /// of the new header
     id: [u8; 16],
@@ -157,7 +160,6 @@ impl Update {
                 None => {}
                 // Not every file system counts names.
                 Some(0 | 1) => {
-                    remove_second_names(&path)?;
                     let (witness, basis) = (witness.clone(), OnceLock::new());
                     let (committed, id, is_decided, recorded) = (false, [0; 16], false, None);
                     return Ok(Update {
@@ -167,6 +169,7 @@ impl Update {
                         is_ours,
                         written: None,
                         erases_left: false,
+                        has_cleared: false,
                         committed,
                         id,
                         witness,
@@ -298,7 +301,10 @@ impl Update {
                 erase::replaced_header(&old, &kept)
             })
         } else {
-            self.put(header, mode, steps::replace)?;
+            self.put(header, mode, |update, json| {
+                update.remove_second_name(name::HEADER_REPLACING)?;
+                steps::replace(update, json)
+            })?;
             old.map_or(Ok(()), |old| erase::unnamed(&old, &path))
         };
         // The change was made, so a failure here is not an error of it.
@@ -308,39 +314,19 @@ impl Update {
         Ok(())
     }
 
-    /// The same, but the old header stays intact under the name of [`Update::kept_path`], for [`erase::file`].
+    /// The same, but the old header stays intact under the name of [`Update::kept_path`], for [`erase::file`]. Where
+    /// locks do not reach other hosts, one of them may remove that name: then the old header is overwritten here.
     ///
     /// # Errors
     /// As [`Update::replace`]. If the store has no hard links, the header may be missing after a crash;
-    /// [`Update::put_back`] restores the kept one.
-    pub(crate) fn replace_keeping<H: Header>(self, header: &H) -> Result<(), FileError> {
+    /// [`Update::put_back`] restores the kept one. Or the new header is in place, and the old one, which has no name,
+    /// could not be overwritten.
+    pub(crate) fn replace_keeping<H: Header>(self, header: &H) -> Result<Option<erase::Erased>, FileError> {
         let mode = self.take_over_owner()?;
-        self.put(header, mode, steps::replace_keeping)
-    }
-
-    /// The name of the old header while it is being replaced.
-    pub(crate) fn kept_path(&self) -> PathBuf {
-        self.path.with_file_name(name::HEADER_REPLACING)
-    }
-
-    /// Gives the old header its second name, and removes one that an earlier attempt has left there.
-    fn link_kept(&self) -> io::Result<()> {
-        let kept = self.kept_path();
-        if id_of(&kept).is_some() && id_of(&kept) == id_of(&self.path) {
-            return Ok(());
-        }
-        erase::replaced(&kept).map_err(io::Error::other)?;
-        std::fs::hard_link(&self.path, &kept)
-    }
-
-    /// Undoes a [`Update::replace_keeping`] that left no header.
-    pub(crate) fn put_back(&self) -> Result<(), FileError> {
-        let kept = self.kept_path();
-        if self.path.symlink_metadata().is_ok() || kept.symlink_metadata().is_err() {
-            return Ok(());
-        }
-        std::fs::rename(&kept, &self.path).map_err(writing("rename", &kept))?;
-        sync_dir_of(&self.path)
+        let (path, kept) = (self.path.clone(), self.kept_path());
+        let old = regular::open(&path).map_err(writing("open", &path))?;
+        self.put(header, mode, steps::replace_keeping)?;
+        erase::nameless(&old, &kept)
     }
 
     /// Gives the new file the owner of the old one. Returns the old one's mode.
@@ -412,6 +398,7 @@ impl Update {
             .set_permissions(std::fs::Permissions::from_mode(mode))
             .map_err(writing("set permissions of", new))?;
         self.replacing = self.announce(header)?;
+        self.clear_second_names()?;
         steps(&mut self, &json)?;
         // The change was made, and whoever opens the history next would put it in its place.
         if let Some(Err(error)) = self.begun.take().map(|history| history.put_in_place()) {
@@ -557,19 +544,6 @@ fn links_of(path: &Path) -> Links {
     let of_header = [name::HEADER, name::HEADER_NEW, name::HEADER_REPLACED, name::HEADER_REPLACING];
     let is_one = path.file_name().is_some_and(|file| of_header.iter().any(|name| file == *name));
     if is_one { Links::Refused } else { Links::Followed }
-}
-
-/// Removes other names of a vault's present header, which a program that was killed has left where old headers are
-/// kept. When the header is replaced, they would pass for a copy that a person made, which is not overwritten.
-fn remove_second_names(path: &Path) -> Result<(), FileError> {
-    let present = id_of(path).filter(|_| lies_in_the_store(path));
-    for name in [name::HEADER_REPLACED, name::HEADER_REPLACING] {
-        let second = path.with_file_name(name);
-        if present.is_some() && id_of(&second) == present {
-            std::fs::remove_file(&second).map_err(writing("remove", &second))?;
-        }
-    }
-    Ok(())
 }
 
 /// The file to which a name leads.

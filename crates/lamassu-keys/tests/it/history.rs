@@ -1,7 +1,8 @@
 //! The history of a vault's keys: what is written, what is found when it is changed, and crashes between its steps.
 use lamassu_crypto::SecretBytes;
-use lamassu_format::header::{Header, HistoryHead, HistoryMark, NameMode, Role, VaultHeader};
+use lamassu_format::header::{Destroyed, Header, HistoryHead, HistoryMark, NameMode, Role, VaultHeader};
 use lamassu_format::{Domain, Geometry, Suite, name};
+use lamassu_keys::destroy::Destruction;
 use lamassu_keys::history::{EventKind, Fault, History, Report};
 use lamassu_keys::witness::{Replacement, Replacing, Witness, WitnessError};
 use lamassu_keys::{
@@ -9,8 +10,11 @@ use lamassu_keys::{
     Unlocked, Update, Zone, create_vault, header_file, unlock,
 };
 use std::fs;
-use std::path::PathBuf;
+use std::io::Read;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
 
 fn raw(byte: u8) -> Material {
     Material::new(SlotKind::Raw, SecretBytes::new(vec![byte; 32])).unwrap()
@@ -404,6 +408,61 @@ fn a_header_that_another_host_has_overwritten_is_not_put_in_place() {
     let refused = update.record(&mut header, &lab.keys(), &[Event::new(EventKind::SlotAdded)]).unwrap_err();
     assert!(matches!(refused, KeyError::File(FileError::Busy { .. })), "{refused}");
     assert_eq!(fs::read(lab.header_path()).unwrap(), before);
+}
+
+/// What another host does between the moment when the old header has its second name and the rename.
+#[derive(Clone, Debug)]
+struct Meanwhile {
+    header: PathBuf,
+    does: fn(&Path),
+    steps: Arc<AtomicUsize>,
+}
+
+impl Witness for Meanwhile {
+    fn replacing(&self, _: &Replacement<'_>) -> Result<Box<dyn Replacing>, WitnessError> {
+        Ok(Box::new(self.clone()))
+    }
+}
+
+impl Replacing for Meanwhile {
+    fn may_go_on(&self) -> Result<(), WitnessError> {
+        if self.header.with_file_name(name::HEADER_REPLACING).exists() && self.steps.fetch_add(1, Relaxed) == 0 {
+            (self.does)(&self.header);
+        }
+        Ok(())
+    }
+
+    fn replaced(self: Box<Self>) -> Result<(), WitnessError> {
+        Ok(())
+    }
+}
+
+/// Where locks do not reach other hosts: one begins an update and gives it up, or removes the old header's second name.
+#[test]
+fn the_old_header_is_overwritten_whatever_another_host_does() {
+    let begins = |header: &Path| {
+        let (new, away) = (header.with_file_name(name::HEADER_NEW), header.with_file_name("away"));
+        fs::rename(&new, &away).unwrap();
+        drop(Update::begin(header, &lamassu_keys::nobody()).unwrap());
+        fs::rename(&away, &new).unwrap();
+        assert!(header.with_file_name(name::HEADER_REPLACING).exists());
+    };
+    let removes = |header: &Path| fs::remove_file(header.with_file_name(name::HEADER_REPLACING)).unwrap();
+    for does in [begins as fn(&Path), removes] {
+        let lab = Lab::new();
+        let (header, steps) = (lab.header_path(), Arc::default());
+        let witness: Arc<dyn Witness> = Arc::new(Meanwhile { header: header.clone(), does, steps: Arc::clone(&steps) });
+        let (mut old, mut left) = (fs::File::open(&header).unwrap(), String::new());
+        let keys = lab.keys();
+        let destroyed = Destroyed { time: 1, receipt: [1; 16] };
+        let destruction = Destruction::begin(&header, &witness).unwrap();
+        let destruction = destruction.commit(&keys, destroyed, &Event::new(EventKind::KeyDestroyed)).unwrap();
+        assert!(steps.load(Relaxed) > 0);
+        let cleared = destruction.clear().unwrap();
+        assert_eq!(cleared.erased.iter().map(|one| &one.file[..]).collect::<Vec<_>>(), [name::HEADER_REPLACING]);
+        let is_noise = old.read_to_string(&mut left).is_err();
+        assert!(is_noise || !left.contains("slots"), "{left}");
+    }
 }
 
 #[test]

@@ -317,13 +317,16 @@ impl Vault {
         let _one_at_a_time = anchored.carrying.lock();
         let due = anchored.departures.due(anchored.anchor.due().into_keys());
         let mut first = Ok(());
-        let mut done = Vec::new();
+        let mut is_any = false;
         for (number, departing) in due {
             match self.carry_out_one(&departing) {
                 Ok(()) => {
+                    // In this order: a rename over its directory meets it as waiting here, or as a step that no barrier
+                    // covers yet.
+                    anchored.anchor.carried_out([number]);
                     anchored.departures.has_left(number);
                     self.room.gained();
-                    done.push(number);
+                    is_any = true;
                 }
                 Err(error) => {
                     let entry = self.path_in(departing.dir.ino, &departing.stored.name).display().to_string();
@@ -333,8 +336,6 @@ impl Vault {
             }
         }
         anchored.departures.note_pass();
-        let is_any = !done.is_empty();
-        anchored.anchor.carried_out(done);
         if is_any {
             anchored.touched(self.now());
         }

@@ -15,7 +15,7 @@ use lamassu_anchor::{Anchor, AnchorError, Builder, ObjectId, Row, TokenKey, Vaul
 use lamassu_format::header::{VaultHeader, VaultId};
 use lamassu_store::BackendDir;
 use lamassu_store::backend::Listed;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
 use std::io as stdio;
 use std::ops::ControlFlow;
@@ -36,6 +36,30 @@ pub fn is_dataset_of(table: &dyn Table, dataset: &VaultId) -> std::result::Resul
         if matches!(found, Ok(false)) { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     })?;
     found
+}
+
+/// Which of these datasets lie in the vault, as the anchor in a table says: in one pass over its rows.
+///
+/// # Errors
+/// As [`is_dataset_of`].
+pub fn datasets_among(
+    table: &dyn Table,
+    datasets: &HashSet<VaultId>,
+) -> std::result::Result<HashSet<VaultId>, AnchorError> {
+    let of_digest: HashMap<_, _> = datasets.iter().map(|id| (digest_of_dataset(id).0, *id)).collect();
+    let (mut all, mut done) = (HashSet::new(), Ok(()));
+    table.scan(Space::Objects, &[], &mut |_, row| {
+        let found = Row::decode(row).map(|row| match row.content {
+            Content::Dir { record, .. } => record.digests(),
+            _ => [None; 2],
+        });
+        match found {
+            Ok(found) => all.extend(found.into_iter().flatten().filter_map(|digest| of_digest.get(&digest.0))),
+            Err(error) => done = Err(error),
+        }
+        if done.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+    })?;
+    done.map(|()| all)
 }
 
 /// Default degree of trees: 16 children.

@@ -247,6 +247,58 @@ fn who_syncs_beside_another_pass_has_a_barrier_of_his_own() {
     v.clean();
 }
 
+/// A directory that has become empty is replaced while the store still carries out other removals. Nothing durable has
+/// its place then: so if the store loses the removal from it, recovery could not find what was removed.
+#[test]
+fn a_directory_is_not_replaced_before_a_barrier_covers_the_removals_from_it() {
+    let (fault, backend) = faulty();
+    let v = Arc::new(Recipe::plain().anchored().make(&backend));
+    for dir in ["old", "new", "other"] {
+        v.dir(dir);
+    }
+    let others: Vec<_> = (0..60).map(|number| format!("other/{number}")).collect();
+    v.put("old/removed", b"content");
+    others.iter().for_each(|path| v.put(path, b"content"));
+    v.sync_all().unwrap();
+    anchored::rm(&v, "old/removed").unwrap();
+    others.iter().for_each(|path| anchored::rm(&v, path).unwrap());
+    let steps = Arc::new(Mutex::new(Vec::new()));
+    let (go, goes) = channel();
+    fault.faults().rule({
+        let steps = steps.clone();
+        move |c| {
+            let noted = match (c.call, c.name) {
+                (Call::Unlink, Some(name)) if name == n("removed") => "removed",
+                (Call::Unlink, _) => "other",
+                (Call::Rename, _) => "renamed",
+                (Call::SyncStore, _) => "barrier",
+                _ => return None,
+            };
+            steps.lock().unwrap().push(noted);
+            if noted == "other" {
+                let _ = go.send(());
+                // Time for the rename to come, which waits until this removal is made.
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            None
+        }
+    });
+    let replaces = std::thread::spawn({
+        let v = v.clone();
+        move || {
+            goes.recv().unwrap();
+            anchored::mv(&v, "new", "old", RenameMode::Replace).unwrap();
+        }
+    });
+    v.sync_all().unwrap();
+    replaces.join().unwrap();
+    fault.faults().clear_rules();
+    let steps = steps.lock().unwrap();
+    let [removed, renamed] = ["removed", "renamed"].map(|step| steps.iter().position(|own| *own == step).unwrap());
+    assert!(removed < renamed && steps[removed..renamed].contains(&"barrier"), "{steps:?}");
+    v.clean();
+}
+
 /// An entry that somebody takes away, or exchanges, whenever it is looked at, and puts back at once. Without an
 /// anchor: with one an entry is looked at more often, and half of the time is not enough.
 #[test]

@@ -189,8 +189,8 @@ fn copy(ui: &Ui, common: &Common, original: &Original, place: &Path, keys: NewCl
     }
     for id in &done.not_looked_at {
         ui.warn(format_args!(
-            "no key at hand opens the dataset {id}, or its record of sessions: if it has interrupted ones, they can never \
-             be completed in the snapshot"
+            "no key at hand opens the dataset {id} with the work of one attempt, or its record of sessions does not open: \
+             if it has interrupted sessions, they can never be completed in the snapshot"
         ));
     }
     if let Some(error) = &done.unrecorded {

@@ -15,6 +15,8 @@ impl DiskTable {
     /// of the failed one is rolled back. While someone reads the failed one for long, this fails, and is left to a
     /// later call: a reader may be as slow as whoever is sent what it reads.
     pub(super) fn open_anew(&self, op: &'static str, number: u64) -> Result<(), AnchorError> {
+        #[cfg(test)]
+        self.backend.hooks.run(super::tests::OPENS_ANEW);
         let busy = || AnchorError::io(op, &self.path)(io::ErrorKind::ResourceBusy.into());
         let current = &mut *self.database.try_write_for(READERS_WAITED_FOR).ok_or_else(busy)?;
         if self.is_broken.load(Ordering::Acquire) {
@@ -43,10 +45,8 @@ impl DiskTable {
 
     /// Makes the record void of a commit that has failed, if that could not be done at once.
     pub(super) fn void_failed_record(&self, op: &'static str) -> Result<(), AnchorError> {
-        if self.has_failed_record.load(Ordering::Acquire) {
-            self.backend.void_record().map_err(AnchorError::io(op, &self.path))?;
-            self.has_failed_record.store(false, Ordering::Release);
-        }
-        Ok(())
+        #[cfg(test)]
+        self.backend.hooks.run(super::tests::BEFORE_VOIDING);
+        self.backend.void_failed_record().map_err(AnchorError::io(op, &self.path))
     }
 }

@@ -46,8 +46,7 @@ pub(super) struct Backend {
     redb: FileBackend,
     locks: Mutex<Locks>,
     header: Mutex<Header>,
-    /// Where a record of the log begins that may have been written, although that failed.
-    perhaps_logged: Mutex<Option<u64>>,
+    unsettled: Mutex<Unsettled>,
     /// Bytes by which the file could not be extended.
     short_of: AtomicU64,
     /// Bytes of the disk that stay free when the file grows.
@@ -60,11 +59,25 @@ pub(super) struct Backend {
     pub fails: Mutex<Option<Fails>>,
     #[cfg(test)]
     pub traced: Mutex<Option<Vec<Traced>>>,
+    #[cfg(test)]
+    pub hooks: super::tests::Hooks,
+}
+
+/// The record of the log, if any, that may have been written although its commit has not returned success; and where
+/// the record begins.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Unsettled {
+    #[default]
+    None,
+    /// Its commit is under way: only that commit makes it void.
+    Writing(u64),
+    /// Its commit has failed. Until it is void, nothing is answered; any thread may make it void.
+    Failed(u64),
 }
 
 /// Operations on the file, for tests.
 #[cfg(test)]
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Traced {
     Written { at: u64, bytes: Vec<u8> },
     Length(u64),
@@ -109,7 +122,7 @@ impl Backend {
             redb,
             locks: Mutex::default(),
             header: Mutex::new(Header { durable: header.clone(), written: header }),
-            perhaps_logged: Mutex::default(),
+            unsettled: Mutex::default(),
             short_of: AtomicU64::new(0),
             kept_free: AtomicU64::new(KEPT_FREE),
             written: AtomicU64::new(0),
@@ -118,6 +131,8 @@ impl Backend {
             fails: Mutex::new(None),
             #[cfg(test)]
             traced: Mutex::new(None),
+            #[cfg(test)]
+            hooks: super::tests::Hooks::default(),
         })
     }
 
@@ -129,29 +144,43 @@ impl Backend {
 
     /// Writes a record of the log, durably.
     pub fn write_record(&self, record: &Record) -> io::Result<()> {
-        *self.perhaps_logged.lock() = Some(record.at);
+        *self.unsettled.lock() = Unsettled::Writing(record.at);
         self.check("write")?;
         self.write_at(record.at, &record.bytes)?;
         self.flush()?;
-        *self.perhaps_logged.lock() = None;
+        #[cfg(test)]
+        self.hooks.run(super::tests::RECORD_WRITTEN);
+        *self.unsettled.lock() = Unsettled::None;
         Ok(())
     }
 
-    /// Makes void, durably, a record that may have been written although that failed.
-    pub fn void_record(&self) -> io::Result<()> {
-        let perhaps_logged = &mut *self.perhaps_logged.lock();
-        if let Some(at) = *perhaps_logged {
+    /// The commit of the record that may have been written has failed: makes the record void, durably.
+    pub fn record_has_failed(&self) -> io::Result<()> {
+        let mut unsettled = self.unsettled.lock();
+        if let Unsettled::Writing(at) = *unsettled {
+            *unsettled = Unsettled::Failed(at);
+        }
+        drop(unsettled);
+        #[cfg(test)]
+        self.hooks.run(super::tests::RECORD_FAILED);
+        self.void_failed_record()
+    }
+
+    /// Makes void, durably, a record whose commit has failed. Others wait: who finds none knows that it is void.
+    pub fn void_failed_record(&self) -> io::Result<()> {
+        let unsettled = &mut *self.unsettled.lock();
+        if let Unsettled::Failed(at) = *unsettled {
             self.check("write")?;
             self.write_at(at, &[0; BLOCK_LEN])?;
             self.flush()?;
-            *perhaps_logged = None;
+            *unsettled = Unsettled::None;
         }
         Ok(())
     }
 
     /// The log begins anew: its former records are void.
     pub fn log_is_void(&self) {
-        *self.perhaps_logged.lock() = None;
+        *self.unsettled.lock() = Unsettled::None;
     }
 
     fn write_at(&self, at: u64, bytes: &[u8]) -> io::Result<()> {

@@ -202,9 +202,18 @@ fn parse(bytes: &[u8]) -> Option<Parsed> {
     Some(Parsed { generation, sequence, len, changes })
 }
 
-/// Reads the records of a generation, and the end of the log.
-pub(super) fn read(backend: &Backend, generation: u64) -> io::Result<(Logged, Position)> {
+/// What the log has of a generation.
+pub(super) struct Found {
+    pub logged: Logged,
+    pub end: Position,
+    /// The last record.
+    pub last: Option<Record>,
+}
+
+/// Reads the records of a generation.
+pub(super) fn read(backend: &Backend, generation: u64) -> io::Result<Found> {
     let (mut logged, mut position) = (Logged::none_of(generation), Position::front_of(generation));
+    let mut last = None;
     let mut bytes = vec![0; RECORD_MAX];
     while position.block < BLOCKS {
         // Most records are one block.
@@ -220,9 +229,11 @@ pub(super) fn read(backend: &Backend, generation: u64) -> io::Result<(Logged, Po
         let next = parsed.filter(|parsed| (parsed.generation, parsed.sequence) == (generation, position.sequence));
         let Some(parsed) = next else { break };
         logged.take(parsed.changes);
+        let len = parsed.len.next_multiple_of(BLOCK_LEN).min(bytes.len());
+        last = Some(Record { at, bytes: bytes[..len].to_vec() });
         position.advance(parsed.len);
     }
-    Ok((logged, position))
+    Ok(Found { logged, end: position, last })
 }
 
 /// Whether a record follows the end of the log, which only damage explains. No process may be writing the log.

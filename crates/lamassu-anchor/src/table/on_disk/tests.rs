@@ -1,8 +1,44 @@
 //! A disk that fails under an open file, at every call that it is asked for.
 #![allow(clippy::unwrap_used)] // a panic is a failed test
 
-use super::backend::Fails;
+use super::backend::{Fails, Traced};
 use super::*;
+use std::collections::HashMap;
+use std::sync::mpsc::channel;
+
+/// A read is between its looks at the log and at the database.
+pub(super) const BETWEEN_READS: &str = "between reads";
+/// A call is about to make a failed record void, if there is one.
+pub(super) const BEFORE_VOIDING: &str = "before voiding";
+/// Another database is about to be opened.
+pub(super) const OPENS_ANEW: &str = "opens anew";
+/// A commit has failed; its record is not void yet.
+pub(super) const RECORD_FAILED: &str = "record failed";
+/// A record is durable, and its commit has not returned.
+pub(super) const RECORD_WRITTEN: &str = "record written";
+
+/// What a test does at a place of the code, once.
+#[derive(Default)]
+pub(super) struct Hooks(Mutex<HashMap<&'static str, Box<dyn FnOnce() + Send>>>);
+
+impl std::fmt::Debug for Hooks {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Hooks")
+    }
+}
+
+impl Hooks {
+    fn set(&self, place: &'static str, hook: impl FnOnce() + Send + 'static) {
+        self.0.lock().insert(place, Box::new(hook));
+    }
+
+    pub fn run(&self, place: &str) {
+        let hook = self.0.lock().remove(place);
+        if let Some(hook) = hook {
+            hook();
+        }
+    }
+}
 
 fn put(key: &[u8], value: &[u8]) -> Change {
     Change { space: Space::Objects, key: key.to_vec(), value: Some(value.to_vec()) }
@@ -109,6 +145,98 @@ fn what_was_perhaps_logged_is_void_before_anything_is_answered() {
     }
 }
 
+/// A record whose commit has failed and that cannot be made void yet. The database is open.
+fn failed_record(path: &Path) -> Arc<DiskTable> {
+    let table = Arc::new(DiskTable::create(path).unwrap());
+    table.commit(&[put(b"a", b"1")]).unwrap();
+    fail(&table, "sync", 0, libc::EIO);
+    // The disk answers for a moment.
+    let of = table.clone();
+    table.backend.hooks.set(OPENS_ANEW, move || mend(&of));
+    let of = table.clone();
+    table.backend.hooks.set(RECORD_FAILED, move || fail(&of, "sync", 0, libc::EIO));
+    assert_eq!(errno(table.commit(&[put(b"b", b"2")])), Some(libc::EIO));
+    assert!(table.database.read().handle.is_some());
+    table
+}
+
+/// Opens a copy, as if the process were killed now.
+fn killed(path: &Path) -> DiskTable {
+    let copy = path.with_extension("copy");
+    std::fs::copy(path, &copy).unwrap();
+    std::fs::set_permissions(&copy, std::os::unix::fs::PermissionsExt::from_mode(FILE_MODE)).unwrap();
+    DiskTable::open(&copy).unwrap()
+}
+
+/// A slow reader that is about to make a failed record void does not make void that of a later commit.
+#[test]
+fn a_reader_makes_no_record_void_but_the_failed_one() {
+    let limit = Duration::from_secs(60);
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("anchor");
+    let table = failed_record(&path);
+    mend(&table);
+    let ((waits, is_waiting), (go_on, may_go_on), (ends, has_ended)) = (channel(), channel(), channel());
+    table.backend.hooks.set(BEFORE_VOIDING, move || {
+        waits.send(()).unwrap();
+        may_go_on.recv_timeout(limit).unwrap();
+    });
+    let of = table.clone();
+    let reads = std::thread::spawn(move || {
+        let found = value(&of, b"a");
+        ends.send(()).unwrap();
+        found
+    });
+    is_waiting.recv_timeout(limit).unwrap();
+    // The record is void, and the log begins anew.
+    table.commit(&[put(b"c", b"3")]).unwrap();
+    table.backend.hooks.set(RECORD_WRITTEN, move || {
+        go_on.send(()).unwrap();
+        has_ended.recv_timeout(limit).unwrap();
+    });
+    table.commit(&[put(b"d", b"4")]).unwrap();
+    assert_eq!(reads.join().unwrap().unwrap(), b"1");
+    let after = killed(&path);
+    assert_eq!([b"c", b"d"].map(|key| value(&after, key)), [Some(b"3".to_vec()), Some(b"4".to_vec())]);
+    assert_eq!(value(&after, b"b"), None, "what failed did not happen");
+}
+
+/// After a flush that failed, the system may count as written what the disk does not have.
+#[test]
+fn whoever_opens_the_file_writes_the_last_record_again() {
+    for lens in [&[10, 10][..], &[10, 9000], &[30_000]] {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("anchor");
+        let table = DiskTable::create(&path).unwrap();
+        *table.backend.traced.lock() = Some(Vec::new());
+        for (n, len) in lens.iter().enumerate() {
+            table.commit(&[put(&[n as u8], &vec![7; *len])]).unwrap();
+        }
+        let written = table.backend.traced.lock().take().unwrap();
+        let after = killed(&path);
+        *after.backend.traced.lock() = Some(Vec::new());
+        after.read_log().unwrap();
+        let again = after.backend.traced.lock().take().unwrap();
+        assert!(matches!(again[..], [Traced::Written { .. }, Traced::Flushed]), "{again:?}");
+        assert_eq!(again, written[written.len() - 2..]);
+    }
+}
+
+/// Whatever is read.
+#[test]
+fn nothing_is_answered_beside_a_failed_record() {
+    let dir = tempfile::tempdir().unwrap();
+    let table = failed_record(&dir.path().join("anchor"));
+    let visit = || table.visit_all(|_, _, _| Ok::<_, AnchorError>(()));
+    assert_eq!(errno(table.get(Space::Objects, b"a").map(drop)), Some(libc::EIO));
+    assert_eq!(errno(visit()), Some(libc::EIO));
+    assert_eq!(errno(table.verify().map(drop)), Some(libc::EIO));
+    mend(&table);
+    visit().unwrap();
+    assert!(table.verify().unwrap());
+    assert_eq!(value(&killed(&table.path), b"b"), None);
+}
+
 /// A file whose disk is gone for a while is read again when it is back.
 #[test]
 fn reads_fail_while_the_disk_does() {
@@ -143,15 +271,6 @@ fn reads_fail_while_the_disk_does() {
     }
 }
 
-impl DiskTable {
-    pub(super) fn between_reads(&self) {
-        let between = self.between.lock().take();
-        if let Some(between) = between {
-            between();
-        }
-    }
-}
-
 /// A read that begins before a commit and looks at the database behind it sees all of the commit, or nothing.
 #[test]
 fn a_read_beside_a_commit_that_empties_the_log_is_not_torn() {
@@ -163,7 +282,7 @@ fn a_read_beside_a_commit_that_empties_the_log_is_not_torn() {
         let rows: Vec<_> = (0..2000_u32).map(|n| put(&n.to_be_bytes(), &[7; 200])).collect();
         let rows: Vec<_> = rows.into_iter().chain([put(b"b", to), put(b"c", to)]).collect();
         let of = table.clone();
-        *table.between.lock() = Some(Box::new(move || of.commit(&rows).unwrap()));
+        table.backend.hooks.set(BETWEEN_READS, move || of.commit(&rows).unwrap());
         let mut seen = Vec::new();
         let visited = table.visit_all(|_, key, value| {
             seen.extend([b"a", b"b", b"c"].iter().any(|one| key == *one).then(|| (key.to_vec(), value.to_vec())));

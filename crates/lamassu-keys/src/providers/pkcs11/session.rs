@@ -211,7 +211,6 @@ impl Token for TokenKey {
     }
 }
 
-/// RSA or AES, if the key can decrypt.
 /// The private and secret keys with a name.
 fn keys_of(session: &Session, named: &[Attribute], class: Option<Class>) -> Result<Vec<ObjectHandle>, TokenFault> {
     let mut keys = Vec::new();
@@ -229,6 +228,7 @@ fn check_gone(before: usize, left: usize) -> Result<(), TokenFault> {
     if left < before { Ok(()) } else { Err(TokenFault::NotDestroyed { left }) }
 }
 
+/// RSA or AES, if the key can decrypt.
 fn kind_of(session: &Session, key: ObjectHandle) -> Option<KeyKind> {
     let attributes = session.get_attributes(key, &[AttributeType::KeyType, AttributeType::Decrypt]).ok()?;
     attributes.contains(&Attribute::Decrypt(true)).then_some(())?;
