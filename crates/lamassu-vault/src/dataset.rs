@@ -6,7 +6,7 @@ use crate::digests::digest_of_dataset;
 use crate::error::{errno, io, is_not_found};
 use crate::event::IntegrityKind;
 use crate::inode::StoreId;
-use crate::names::Names;
+use crate::names::{NameFault, Names};
 use crate::record::{RecordFault, remove_companion};
 use crate::staging::{Staging, dataset_name, delete_tree};
 use crate::stored::{PRIVATE, lending, rename_no_replace};
@@ -481,8 +481,18 @@ impl Visit for Search<'_> {
             Some(kind) => kind == Kind::Dir,
             None => dir.stat_entry(&entry.name).is_ok_and(|st| st.kind == Kind::Dir),
         };
-        // An entry whose name does not open is not shown either; `check` names it.
-        let shown = if is_dir { names.open(&**dir, &entry.name).ok().flatten() } else { None };
+        if !is_dir {
+            return Ok(None);
+        }
+        let shown = match names.open(&**dir, &entry.name) {
+            Ok(shown) => shown,
+            Err(NameFault::Unreadable(error)) => {
+                self.note_unseen(at, io("read a companion")(error));
+                None
+            }
+            // An entry whose name does not open is not shown either; `check` names it.
+            Err(_) => None,
+        };
         Ok(shown.map(|shown| at.passed.join(shown)))
     }
 

@@ -10,6 +10,7 @@ use crate::error::{io, is_not_found};
 use crate::event::IntegrityKind;
 use crate::handles::Handle;
 use crate::listing::{Listed, OpenDir, Snapshot};
+use crate::names::NameFault;
 use crate::{DirEntry, Entry, HandleId, Ino, Kind, ROOT, Result, Vault, VaultError};
 use crate::{digests, walk};
 use lamassu_store::backend;
@@ -61,8 +62,8 @@ impl Vault {
     /// them.
     ///
     /// # Errors
-    /// [`VaultError::BadHandle`], those of the store. [`VaultError::Outdated`] at the end, after all entries were
-    /// handed out, if the store lacks entries.
+    /// [`VaultError::BadHandle`], those of the store. At the end, after all entries were handed out:
+    /// [`VaultError::Outdated`] if the store lacks entries, and the error of the store if it could not read a name.
     pub fn read_dir(&self, handle: HandleId, cookie: u64, fill: &mut dyn FnMut(&DirEntry, u64) -> bool) -> Result<()> {
         let open = self.dir_of(handle)?;
         self.list(&open, cookie, &mut |dir, item, at| match item {
@@ -134,6 +135,8 @@ impl Vault {
                         return Ok(());
                     }
                 }
+                // The store failed, which says nothing about the entry. The others follow.
+                Err(NameFault::Unreadable(error)) => entries.lacks_unread(&error),
                 Err(fault) => {
                     let path = self.path_in(open.ino, listed.name).display().to_string();
                     let text = format!("left out of a listing, its name does not open: {fault}");
@@ -148,7 +151,7 @@ impl Vault {
             // An entry may be under the other name of such a move.
             true if entries.had_unsettled => Err(no_outcome()),
             true => Err(self.outdated("listing", open.ino, OsStr::new(""))),
-            false => Ok(()),
+            false => entries.unread().map_or(Ok(()), |error| Err(io("read a companion")(error))),
         }
     }
 

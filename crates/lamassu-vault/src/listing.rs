@@ -5,9 +5,10 @@ use crate::{Ino, Kind, Result};
 use lamassu_store::backend;
 use parking_lot::Mutex;
 use std::ffi::OsStr;
+use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 /// An open directory.
 pub(crate) struct OpenDir {
@@ -26,6 +27,8 @@ pub(crate) struct Snapshot {
     rows: Box<[Row]>,
     /// The anchor has entries that the store did not show, or whose names it did not show.
     is_incomplete: AtomicBool,
+    /// The error of the store if it could not read the name of an entry; 0: it read all.
+    unread: AtomicI32,
     /// A move from or to the directory had no outcome then.
     pub had_unsettled: bool,
 }
@@ -53,8 +56,8 @@ impl Snapshot {
             Row { end: names.len(), ino: entry.ino, kind: entry.kind }
         };
         let rows: Vec<_> = entries.into_iter().map(&mut row).collect();
-        let is_incomplete = AtomicBool::new(is_incomplete);
-        Snapshot { names: names.into(), rows: rows.into(), is_incomplete, had_unsettled: false }
+        let (is_incomplete, unread) = (AtomicBool::new(is_incomplete), AtomicI32::new(0));
+        Snapshot { names: names.into(), rows: rows.into(), is_incomplete, unread, had_unsettled: false }
     }
 
     /// The same of a directory from or to which a move may have no outcome.
@@ -79,6 +82,16 @@ impl Snapshot {
     /// Notes that the name of an entry is not shown.
     pub fn lacks_one(&self) {
         self.is_incomplete.store(true, Ordering::Relaxed);
+    }
+
+    /// Notes that the store could not read the name of an entry.
+    pub fn lacks_unread(&self, error: &io::Error) {
+        self.unread.store(error.raw_os_error().unwrap_or(libc::EIO), Ordering::Relaxed);
+    }
+
+    /// The error of the store if it could not read a name.
+    pub fn unread(&self) -> Option<io::Error> {
+        Some(self.unread.load(Ordering::Relaxed)).filter(|errno| *errno != 0).map(io::Error::from_raw_os_error)
     }
 
     /// Whether the anchor has entries that the store did not show, or whose names it did not show.

@@ -227,7 +227,7 @@ impl Vault {
         let moved = self.make_replace(&from, &to, companion_made, tried);
         let error = match moved {
             Moved::Made => {
-                self.has_replaced(&from, &to, kept)?;
+                self.has_replaced(&from, &to, kept);
                 return Ok(None);
             }
             // The companion stays: where the move is made after all, or recovered, its name needs it.
@@ -264,13 +264,22 @@ impl Vault {
     }
 
     /// What follows a move in the store that was no exchange.
-    fn has_replaced(&self, from: &End, to: &End, kept: Option<Ino>) -> Result<()> {
+    fn has_replaced(&self, from: &End, to: &End, kept: Option<Ino>) {
+        // First: whatever fails below, the entry is there.
+        if let Some(id) = from.id() {
+            self.unsynced.add(id);
+            self.nodes.lock().moved(id, from.place(), to.place());
+        }
         self.finish_departure(from, to);
         if let Some(companion) = &from.stored.companion {
             remove_companion(&*from.dir.handle, &companion.name);
         }
         if let Some(st) = &to.st {
-            let is_last = self.is_last(st, to.object)?;
+            // If the anchor cannot tell, its row stays until the vault is opened again.
+            let is_last = self.is_last(st, to.object).unwrap_or_else(|error| {
+                tracing::warn!(%error, "what a rename has replaced is kept in the anchor");
+                false
+            });
             if let Some(rest) = &to.rest
                 && (is_last || !symlink::is_named_in(&*to.dir.handle, st))
             {
@@ -284,11 +293,6 @@ impl Vault {
         if let Some(ino) = kept {
             self.forget_nameless(ino); // the kernel may have forgotten it meanwhile
         }
-        if let Some(id) = from.id() {
-            self.unsynced.add(id);
-            self.nodes.lock().moved(id, from.place(), to.place());
-        }
-        Ok(())
     }
 
     /// Makes durable what recovery needs, before the anchor learns that an entry is to arrive.
@@ -417,10 +421,9 @@ impl Vault {
         match found {
             Ok(Outcome::Made) => {
                 tracing::info!(entry = entry(), "the store shows now that it has made a rename");
-                if open.is_exchange {
-                    self.has_exchanged(&open.from, &open.to);
-                } else if let Err(error) = self.has_replaced(&open.from, &open.to, open.kept) {
-                    tracing::warn!(entry = entry(), %error, "what a rename has replaced may still be shown");
+                match open.is_exchange {
+                    true => self.has_exchanged(&open.from, &open.to),
+                    false => self.has_replaced(&open.from, &open.to, open.kept),
                 }
             }
             Ok(Outcome::NotMade) => {

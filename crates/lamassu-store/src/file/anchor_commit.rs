@@ -4,7 +4,7 @@
 use super::File;
 use super::primitives::Core;
 use super::recover::keep_bits;
-use super::state::{Mark, State};
+use super::state::{Held, Mark, State};
 use super::types::StoreError;
 use lamassu_anchor::Digest;
 use lamassu_format::PageNo;
@@ -146,20 +146,26 @@ impl Core {
     /// stays open.
     pub fn recover(&self, st: &mut State) -> Result<(), StoreError> {
         let Some(fresh) = self.fresh.as_ref().filter(|fresh| fresh.must_recover()) else { return Ok(()) };
-        let pages: Vec<PageNo> = fresh.known().in_flight.iter().copied().collect();
-        // I11: after a barrier of the store that failed, a page that is shown may never get to disk. So it is written
-        // again. A file that cannot be written stays as it is.
-        let has_lost = fresh.files().lost_barriers() > 0 && !self.is_mute(st);
+        let pages = fresh.known().chosen_pages();
+        // I11: after a barrier that failed, what is shown may never get to disk. Which barriers have failed for an
+        // earlier process is not known, so everything that is accepted is written again, once. A file that cannot be
+        // written stays as it is.
+        if !pages.is_empty() {
+            self.keeping_mtime(st, |core, st| core.write_pending_again(st, &pages))?;
+        }
         for g in pages {
             // Damage of one page does not affect others. It is reported when the page is read.
             match self.page(st, g) {
                 Ok(_) | Err(StoreError::Damaged(_)) => {}
                 Err(error) => return Err(error),
             }
-            if has_lost && st.pages.good(g).is_some() {
+            // Resolving has written those that were pending.
+            let is_written = |held: &Held| held.write_mark() != Mark::default();
+            if !self.is_mute(st) && st.pages.good(g).is_some_and(|held| !is_written(held)) {
                 self.keeping_mtime(st, |core, st| core.settle_page(st, g))?;
             }
         }
+        st.inherited.note_written_again(false);
         self.anchor_now(st)
     }
 }

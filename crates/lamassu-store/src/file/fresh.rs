@@ -111,6 +111,13 @@ impl Known {
         (self.size, self.profile)
     }
 
+    /// The pages that are accepted because the store shows them: those in flight, and the first one if that was chosen
+    /// (A6).
+    pub fn chosen_pages(&self) -> BTreeSet<PageNo> {
+        let first = self.has_chosen.then_some(PageNo::ZERO);
+        self.in_flight.iter().copied().chain(first).collect()
+    }
+
     /// Page 0 exists although the root does not have it, or it never existed.
     pub fn note_chosen(&mut self) {
         (self.is_ahead, self.has_chosen) = (true, true);

@@ -9,7 +9,7 @@ use super::block::Block;
 use super::form::{Forms, Numbers};
 use super::presealed::SealedBlock;
 use super::primitives::Core;
-use super::state::{Dirty, PageState, State};
+use super::state::{Dirty, Held, PageState, State};
 use super::types::{DamageKind, StoreError};
 use lamassu_crypto::{Keyed, Verify};
 use lamassu_format::{BlockKey, BlockNo, Keys, PageNo};
@@ -176,20 +176,32 @@ impl Core {
             Some(PageState::Bad(kind)) => Source::Bad(*kind),
             Some(PageState::Good(held)) if held.is_lost(i) => Source::Bad(DamageKind::BlockPending),
             Some(PageState::Good(held)) if held.is_keyed(i) => Source::Sealed(&held.page().keys.raw()[i]),
-            Some(PageState::Good(held)) if i == held.page().keys.len() && !held.page().tail.is_empty() => {
-                Source::Bytes(&held.page().tail)
-            }
+            // The rest of the tail's block is lost too, and would be zeros.
+            Some(PageState::Good(held)) if self.is_tail(held, i) => match self.has_lost(st, b) {
+                true => Source::Bad(DamageKind::Truncated),
+                false => Source::Bytes(&held.page().tail),
+            },
             Some(PageState::Good(_)) => self.hole_or_lost(st, b),
         }
     }
 
+    /// Whether slot `i` of a page is its tail.
+    pub fn is_tail(&self, held: &Held, i: usize) -> bool {
+        i == held.page().keys.len() && !held.page().tail.is_empty()
+    }
+
+    /// Whether a block reaches past the rest of a file whose end the store has lost.
+    fn has_lost(&self, st: &State, b: BlockNo) -> bool {
+        st.inherited.lost_from().is_some_and(|from| self.geo().block_start(b.next()) > from)
+    }
+
     /// A hole; but damage past the rest of a file whose end the store has lost, and past the known part of the size,
     /// where nothing is known to be a hole.
-    fn hole_or_lost<'a>(&self, st: &State, b: BlockNo) -> Source<'a> {
+    pub fn hole_or_lost<'a>(&self, st: &State, b: BlockNo) -> Source<'a> {
         let at = self.geo().block_start(b);
-        match (st.inherited.lost_from(), st.inherited.unknown_from()) {
-            (Some(from), _) if at >= from => Source::Bad(DamageKind::Truncated),
-            (_, Some(from)) if at >= from && at < st.sizes.stored() => Source::Bad(DamageKind::PageMissing),
+        match st.inherited.unknown_from() {
+            _ if self.has_lost(st, b) => Source::Bad(DamageKind::Truncated),
+            Some(from) if at >= from && at < st.sizes.stored() => Source::Bad(DamageKind::PageMissing),
             _ => Source::Zeros,
         }
     }

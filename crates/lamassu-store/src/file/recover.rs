@@ -4,7 +4,8 @@
 //!
 //! Recovery is lazy: the first load of a page with pending bits resolves it. It keeps I10: the content that it finds is
 //! made durable before anything new is written under the page. It keeps I11: a page whose write failed in this process
-//! is resolved in the same way.
+//! is resolved in the same way. And the data that it finds are written again: a barrier of an earlier process may have
+//! failed, and then a barrier that succeeds now says nothing about them.
 
 use super::form::Numbers;
 use super::primitives::{Core, PageId};
@@ -13,6 +14,7 @@ use super::state::{Held, PageState, State};
 use super::types::{DamageKind, FirstPage, StoreError};
 use lamassu_crypto::Verify;
 use lamassu_format::{BlockNo, Keys, Page, PageNo, SlotKey};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 impl Core {
@@ -65,8 +67,8 @@ impl Core {
         }
     }
 
-    /// Loads page `g` of an open file: absent, good with its interrupted commit resolved, or bad.
-    pub fn load_page(&self, st: &mut State, g: PageNo) -> Result<PageState, StoreError> {
+    /// Page `g` of an open file as the store shows it, in its place, with what an interrupted commit has left.
+    fn unresolved_page(&self, st: &mut State, g: PageNo) -> Result<PageState, StoreError> {
         let entry = match st.pages.take_unresolved(g) {
             Some(page) => PageState::Good(Arc::new(Held::new(page, 0))),
             None if g == PageNo::ZERO && st.identity.is_unsealed_empty() => PageState::Absent,
@@ -78,7 +80,12 @@ impl Core {
         {
             st.identity.found_page(held.page()); // page 0 and the last one were unreadable
         }
-        match self.place_page(st, g, entry) {
+        Ok(self.place_page(st, g, entry))
+    }
+
+    /// Loads page `g` of an open file: absent, good with its interrupted commit resolved, or bad.
+    pub fn load_page(&self, st: &mut State, g: PageNo) -> Result<PageState, StoreError> {
+        match self.unresolved_page(st, g)? {
             PageState::Good(held) => {
                 self.note_session(st, g, held.page().session);
                 if let Some(block) = self.unwritten_from(st, g, held.page()) {
@@ -259,14 +266,12 @@ impl Core {
         }
         self.keeping_mtime(st, |core, st| {
             // I10: the content that was found must be durable before a page that relies on it alone is written (I1).
-            if !st.inherited.is_durable() || st.failures.any_barrier_lost() {
-                if st.failures.any_barrier_lost() {
-                    // I11: the kernel treats pages that it failed to write as clean, and still shows them. So they are
-                    // written again.
-                    core.write_found_again(st, g, &page, found)?;
+            if !st.inherited.is_written_again() || st.failures.any_barrier_lost() {
+                let has_written = core.write_found_again(st, g, &page, found)?;
+                if has_written || !st.inherited.is_durable() || st.failures.any_barrier_lost() {
+                    core.barrier(st)?;
+                    st.inherited.note_durable();
                 }
-                core.barrier(st)?;
-                st.inherited.note_durable();
             }
             core.write_page(st, g, page, lost, st.sizes.fields(), PageId::AsFits)?;
             // I10: until the page is durable, recovery chooses among the old candidates, and new data is none of them.
@@ -276,17 +281,52 @@ impl Core {
         st.pages.take(g).ok_or(StoreError::ReadOnly)
     }
 
-    /// Writes the blocks that recovery has found again, in their place.
-    fn write_found_again(&self, st: &mut State, g: PageNo, page: &Page, found: u128) -> Result<(), StoreError> {
+    /// I11: writes the data of the pending blocks of these pages again and makes them durable, with one barrier for all
+    /// pages. What resolving does to these pages next needs none.
+    pub fn write_pending_again(&self, st: &mut State, pages: &BTreeSet<PageNo>) -> Result<(), StoreError> {
+        let mut has_found = false;
+        for &g in pages {
+            let is_unresolved = st.pages.unresolved(g).is_some();
+            let PageState::Good(held) = self.unresolved_page(st, g)? else { continue };
+            if held.page().pending != 0 {
+                let mut page = held.page().clone();
+                let (believed, mut found) = (self.is_believed(st, g, &page), 0);
+                for i in (0..page.keys.len()).filter(|i| held.page().pending >> i & 1 == 1) {
+                    if let Some(resolved) = self.resolve_block(g, i, held.page(), believed)? {
+                        page.keys.set(i, &resolved.key);
+                        found |= 1 << i;
+                    }
+                }
+                self.write_found_again(st, g, &page, found)?;
+                has_found |= found != 0;
+            }
+            if is_unresolved {
+                st.pages.put_unresolved(g, Arc::unwrap_or_clone(held).into_page());
+            }
+        }
+        if has_found {
+            self.barrier(st)?;
+            st.inherited.note_durable();
+        }
+        st.inherited.note_written_again(true);
+        Ok(())
+    }
+
+    /// I11: writes the blocks that recovery has found again, in their place. The kernel takes pages that it failed to
+    /// write for clean, and still shows them. It has told that once, perhaps to an earlier process. Returns whether
+    /// there was one.
+    fn write_found_again(&self, st: &mut State, g: PageNo, page: &Page, found: u128) -> Result<bool, StoreError> {
         let keyed = |i: &usize| found >> i & 1 == 1 && page.keys.is_keyed(*i);
+        let mut has_written = false;
         for i in (0..page.keys.len()).filter(keyed) {
             let offset = self.geo().block_offset(self.geo().first_block(g) + i as u64);
             let mut bytes = vec![0u8; self.ctx.block_len()];
             self.read_padded(offset, &mut bytes)?;
             self.backing.write_at(offset.0, &bytes).map_err(StoreError::io("write", offset))?;
             st.note_block_write(offset, bytes.len() as u64);
+            has_written = true;
         }
-        Ok(())
+        Ok(has_written)
     }
 
     /// The key under which a pending block's bytes verify; `None` if it is lost. Only the new key counts if the page is

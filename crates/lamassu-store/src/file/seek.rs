@@ -1,6 +1,7 @@
 //! SEEK_DATA and SEEK_HOLE, at block granularity.
 
 use super::primitives::Core;
+use super::read::Source;
 use super::state::{Dirty, PageState, State};
 use super::types::{Hole, StoreError};
 use super::write::Look;
@@ -80,8 +81,9 @@ impl Core {
         match st.pages.get(g) {
             None | Some(PageState::Absent) => false,
             Some(PageState::Bad(_)) => true,
-            Some(PageState::Good(held)) if i < held.page().keys.len() => held.is_keyed(i) || held.is_lost(i),
-            Some(PageState::Good(held)) => i == held.page().keys.len() && !held.page().tail.is_empty(),
+            Some(PageState::Good(held)) if held.is_keyed(i) || held.is_lost(i) || self.is_tail(held, i) => true,
+            // What a read refuses is no hole: whoever copies would make it zeros.
+            Some(PageState::Good(_)) => matches!(self.hole_or_lost(st, block), Source::Bad(_)),
         }
     }
 }

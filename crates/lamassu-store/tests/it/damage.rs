@@ -495,3 +495,36 @@ fn a_page_that_a_store_makes_up_brings_no_zeros() {
         assert_eq!(file.check(false, &mut |_| {}).expect("checks").damage, []);
     }
 }
+
+/// The store puts an older last page back, so that the file ends before its known size. What a read refuses is data for
+/// whoever looks for holes, and all else is as it was written.
+#[test]
+fn a_lost_end_is_neither_a_hole_nor_zeros() {
+    let setup = Setup::default();
+    let geometry = lamassu_format::Geometry::new(BLOCK as u32, 62).expect("is one");
+    let page = geometry.page_offset(PageNo(1)).0;
+    for before in [(N + 5) * BLOCK, (N + 5) * BLOCK + 700, (N + 5) * BLOCK - 700] {
+        let (store, after) = (MemoryBackend::new(), (N + 20) * BLOCK);
+        let data = fill(after as usize, &mut Rng(3));
+        let file = File::create(setup.context(), create_in(&store), "grown").expect("creates");
+        let (old, new) = data.split_at(before as usize);
+        file.write_at(0, old).expect("writes");
+        (0..2).for_each(|_| file.settle_now().expect("settles"));
+        let kept = sector(&store, page / 4096);
+        file.write_at(before, new).expect("grows");
+        (0..2).for_each(|_| file.settle_now().expect("settles"));
+        raw(&store).write_at(page, &kept).expect("puts it back");
+        let file = open(&setup, &store);
+        let refused = survey(&file, &data);
+        let last = after / BLOCK;
+        let first = refused.first().expect("the end is lost").0;
+        assert_eq!(refused.iter().map(|(b, _)| *b).collect::<Vec<_>>(), (first..last).collect::<Vec<_>>());
+        assert!(first * BLOCK <= before, "{first}");
+        for b in first..last {
+            let at = b * BLOCK;
+            assert_eq!(file.hole_at(at, u64::MAX, u64::MAX).expect("looks").map(|hole| hole.end), Some(at), "{b}");
+            assert_ne!(file.seek_hole(at).expect("looks"), Some(at), "{b}");
+        }
+        assert_eq!(file.hole_at(0, u64::MAX, u64::MAX).expect("looks").map(|hole| hole.end), Some(0));
+    }
+}

@@ -7,6 +7,7 @@ use super::Anchored;
 use super::take::{Taken, Taker};
 use crate::error::{io, is_not_found};
 use crate::inode::StoreId;
+use crate::names::NameFault;
 use crate::path::components;
 use crate::walk::is_entry;
 use crate::{Kind, ROOT, Result, Vault, VaultError};
@@ -260,8 +261,10 @@ impl Run<'_> {
         }
         let names =
             self.vault.read_names(&*item.dir).map_err(|_| super::take::damaged("directory record", &item.stored))?;
-        if !matches!(names.open(&*item.dir, &item.name), Ok(Some(_))) {
-            return Err(super::take::damaged("name", &item.stored));
+        match names.open(&*item.dir, &item.name) {
+            Ok(Some(_)) => {}
+            Err(NameFault::Unreadable(error)) => return Err(io("read a companion")(error)),
+            Ok(None) | Err(_) => return Err(super::take::damaged("name", &item.stored)),
         }
         let Taken { st, row, dir } = self.taker.entry(&item.dir, &item.name, &item.stored)?;
         let has_row = same.map(|entry| self.row_if_known(entry.object)).transpose()?.flatten().is_some();

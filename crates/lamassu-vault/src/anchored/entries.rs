@@ -77,7 +77,8 @@ impl Vault {
     /// The store's entries of a directory, and the objects that only the anchor has there.
     ///
     /// # Errors
-    /// [`VaultError::Anchor`]; those of the store.
+    /// [`VaultError::Anchor`]; those of the store; EIO: it is not known whether a rename from or to there was made, and
+    /// what the store does not show may be under its other name.
     pub(crate) fn listed(&self, ino: Ino) -> Result<(Vec<Listed>, Vec<ObjectId>)> {
         let _tree = self.tree.read();
         // Entries are made and removed in the store and in the anchor under this lock.
@@ -88,6 +89,9 @@ impl Vault {
         let mut recorded = anchored.anchor.entries(dir.object)?;
         for entry in &entries {
             recorded.remove(&anchored.place(dir.object, &entry.name).name);
+        }
+        if !recorded.is_empty() && anchored.has_unsettled() && anchored.must_stay_in(dir.object) {
+            return Err(no_outcome());
         }
         Ok((entries, recorded.into_values().map(|entry| entry.object).collect()))
     }

@@ -5,7 +5,7 @@ use super::take::{Taken, Taker, damaged};
 use crate::digests::digest_of_dataset;
 use crate::error::io;
 use crate::inode::StoreId;
-use crate::names::Names;
+use crate::names::{NameFault, Names};
 use crate::root::shown_digest;
 use crate::walk::{Failed, Met, Visit, walk};
 use crate::{Kind, Result, Vault, VaultError};
@@ -250,8 +250,12 @@ impl Visit for Rebuild<'_> {
         match names.open(&**dir, &entry.name) {
             Ok(Some(_)) => {}
             Ok(None) => return Ok(None),
-            Err(_) => {
-                self.left_out(&stored, &damaged("name", &stored));
+            Err(fault) => {
+                let error = match fault {
+                    NameFault::Unreadable(error) => io("read a companion")(error),
+                    _ => damaged("name", &stored),
+                };
+                self.left_out(&stored, &error);
                 return Ok(None);
             }
         }

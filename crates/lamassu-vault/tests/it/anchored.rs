@@ -6,10 +6,11 @@ use common::anchored::*;
 use common::*;
 use lamassu_anchor::AnchorError;
 use lamassu_anchor::table::{Change, MemoryTable, Space, Table, Visit};
-use lamassu_store::backend::fault::Call;
-use lamassu_store::backend::{ByName, FaultBackend};
+use lamassu_store::Backend;
+use lamassu_store::backend::fault::{Call, Fault};
+use lamassu_store::backend::{ByName, FaultBackend, MemoryBackend};
 use lamassu_vault::*;
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::sync::Arc;
 
 pub fn both(test: impl Fn(Lab, Vault)) {
@@ -557,4 +558,33 @@ fn the_records_of_trees_change_no_time_that_users_see() {
     v.close().unwrap();
     assert!(lab.backend.root().open_dir(n("lamassu.tree")).is_ok());
     assert_eq!(lab.backend.root().stat().unwrap().mtime, then);
+}
+
+/// That the store cannot read a name now says nothing about the entry: no alarm, and no end of the listing that a
+/// program could take for the whole.
+#[test]
+fn a_companion_that_the_store_cannot_read_is_the_store_s_error() {
+    for recipe in [Recipe::default(), Recipe::default().anchored()] {
+        let fault = Arc::new(FaultBackend::new(Arc::new(MemoryBackend::new())));
+        let backend: Arc<dyn Backend> = fault.clone();
+        let v = recipe.make(&backend);
+        v.new_file(LONG);
+        v.new_file("short");
+        let is_companion = |name: &OsStr| name.to_string_lossy().starts_with("lamassu.name.");
+        fault.faults().rule(move |c| {
+            let fails = c.call == Call::ReadLink && c.name.is_some_and(is_companion);
+            fails.then_some(Fault::Errno(libc::EMFILE))
+        });
+        let handle = v.open_dir(ROOT).unwrap();
+        let mut names = Vec::new();
+        let done = v.read_dir(handle, 0, &mut |e, _| {
+            names.push(e.name.clone());
+            true
+        });
+        assert!(matches!(&done, Err(VaultError::Io { source, .. }) if source.raw_os_error() == Some(libc::EMFILE)));
+        assert!(names.contains(&OsString::from("short")), "the others are listed: {names:?}");
+        v.release_dir(handle).unwrap();
+        fault.faults().clear_rules();
+        assert_eq!(v.list(""), [LONG, "short"]);
+    }
 }

@@ -269,3 +269,51 @@ fn a_file_that_could_not_be_opened_is_not_believed_to_be_empty() {
     stored.write_at(0, &page).unwrap();
     assert_eq!(v.get("f"), b"small");
 }
+
+/// A small file that was made and closed, and whose first page the kernel has lost and still shows. Opening it chooses
+/// that page, and the next fsync acknowledges it.
+#[test]
+fn the_first_page_of_a_new_file_is_written_again_when_it_is_chosen() {
+    let recipe = Recipe::plain().anchored();
+    let (crash, v) = over_crash(&recipe);
+    v.put("f", b"small");
+    crash.fail_syncs(1, libc::EIO);
+    v.sync_all().unwrap_err();
+    assert_eq!(v.get("f"), b"small");
+    v.sync_all().unwrap();
+    std::mem::forget(v);
+    let left: Arc<dyn Backend> = Arc::new(least(&crash));
+    assert_eq!(recipe.open(&left).unwrap().get("f"), b"small");
+}
+
+/// A barrier fails, and the process that is told of it ends. The next one reads from the kernel what the disk does not
+/// have, and is told nothing. What it acknowledges is durable nevertheless, and what was acknowledged before it is not
+/// lost.
+#[test]
+fn what_an_earlier_process_has_lost_is_written_again() {
+    for is_anchored in [false, true] {
+        for blocks in [20, PAGE_BLOCKS + 20] {
+            let recipe = if is_anchored { Recipe::plain().anchored() } else { Recipe::plain() };
+            let (crash, v) = over_crash(&recipe);
+            let (old, new) = (content(blocks * BLOCK, 0), content(blocks * BLOCK, 0x40));
+            v.put("f", &old);
+            (0..2).for_each(|_| v.sync_all().unwrap());
+            let handle = v.open_file(v.ino("f"), RW).unwrap();
+            v.write(handle, 0, &new).unwrap();
+            v.release(handle).unwrap();
+            crash.fail_syncs(u64::MAX, libc::EIO);
+            v.close().unwrap_err();
+            crash.fail_syncs(0, 0);
+            drop(v);
+            let store: Arc<dyn Backend> = crash.clone();
+            let v = recipe.open(&store).unwrap();
+            assert!(v.get("f") == new, "the kernel shows it");
+            v.sync_all().unwrap();
+            std::mem::forget(v);
+            let left: Arc<dyn Backend> = Arc::new(least(&crash));
+            let v = recipe.open(&left).unwrap();
+            assert!(v.get("f") == new, "{blocks} blocks, anchored: {is_anchored}");
+            v.clean();
+        }
+    }
+}

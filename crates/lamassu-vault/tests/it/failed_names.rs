@@ -9,6 +9,7 @@ use lamassu_store::Backend;
 use lamassu_store::backend::fault::{Call, Fault};
 use lamassu_store::backend::{FaultBackend, MemoryBackend};
 use lamassu_vault::*;
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -263,4 +264,43 @@ fn an_entry_that_was_made_after_all_keeps_its_companion() {
     fault.faults().clear_rules();
     assert_eq!(v.list(""), [LONG]);
     v.clean();
+}
+
+/// While it is not known whether a rename was made, an entry that the store does not show may be under its other name.
+/// Re-keying counts that as a failure, and not as an entry that the store withholds.
+#[test]
+fn re_keying_beside_a_rename_without_an_outcome_misses_nothing() {
+    struct Told(Mutex<Vec<String>>);
+    impl RekeyProgress for Told {
+        fn dataset(&self, _: &std::path::Path) -> Result<()> {
+            Ok(())
+        }
+        fn passed_over(&self, _: &str, _: &lamassu_format::profile::ProfileError) {}
+        fn total(&self, _: u64) {}
+        fn advance(&self, _: u64) {}
+        fn failed(&self, stored: &str, error: &VaultError) {
+            let kind = if matches!(error, VaultError::Outdated { .. }) { "missing" } else { "error" };
+            self.0.lock().push(format!("{kind} {stored} {error}"));
+        }
+        fn is_cancelled(&self) -> bool {
+            false
+        }
+    }
+    let Prepared { store, fault, lab, v } = Prepared::new(Recipe::default());
+    let before = seen(&v);
+    let is_hidden = AtomicBool::new(false);
+    fault.faults().rule(move |c| match c.call {
+        Call::Rename if !is_hidden.swap(true, Ordering::Relaxed) => Some(Fault::Errno(libc::EIO)),
+        Call::DirStat if is_hidden.load(Ordering::Relaxed) => Some(Fault::Errno(libc::EIO)),
+        _ => None,
+    });
+    mv(&v, "f", "free", RenameMode::NoReplace).unwrap_err();
+    let told = Told(Mutex::default());
+    let _ = v.rekey(Rekey::Full, None, &told);
+    let told = told.0.into_inner();
+    assert!(!told.iter().any(|told| told.starts_with("missing")), "{told:?}");
+    fault.faults().clear_rules();
+    v.maintain().unwrap();
+    assert_eq!(seen(&v), before);
+    Prepared { store, fault, lab, v }.settle("re-keyed meanwhile");
 }

@@ -22,8 +22,8 @@ const LIST_BYTES: usize = 64 << 10;
 pub(super) struct LocalDir {
     /// Read-only, or `O_PATH` if the directory may be searched but not read.
     fd: Arc<OwnedFd>,
-    /// The root, for a barrier if `fd` cannot be synced.
-    root: Arc<OwnedFd>,
+    /// The root, for a barrier if `fd` cannot be synced; not the open file of the store's own barriers.
+    beside: Arc<OwnedFd>,
     remote: Option<Arc<Remote>>,
     /// Reading leaves access times alone.
     quiet: bool,
@@ -32,8 +32,8 @@ pub(super) struct LocalDir {
 }
 
 impl LocalDir {
-    pub(super) fn root(fd: Arc<OwnedFd>, remote: Option<Arc<Remote>>, quiet: bool) -> LocalDir {
-        LocalDir { fd: fd.clone(), root: fd, remote, quiet, lends: false }
+    pub(super) fn root(fd: Arc<OwnedFd>, beside: Arc<OwnedFd>, remote: Option<Arc<Remote>>, quiet: bool) -> LocalDir {
+        LocalDir { fd, beside, remote, quiet, lends: false }
     }
 
     /// Runs a call that looks a name up here.
@@ -143,8 +143,8 @@ impl BackendDir for LocalDir {
             }
             other => other?,
         };
-        let (root, remote, quiet) = (self.root.clone(), self.remote.clone(), self.quiet);
-        Ok(Arc::new(LocalDir { fd: Arc::new(fd), root, remote, quiet, lends: false }))
+        let (beside, remote, quiet) = (self.beside.clone(), self.remote.clone(), self.quiet);
+        Ok(Arc::new(LocalDir { fd: Arc::new(fd), beside, remote, quiet, lends: false }))
     }
 
     fn open_file(&self, name: &OsStr, write: bool) -> io::Result<Arc<dyn BackendFile>> {
@@ -262,7 +262,7 @@ impl BackendDir for LocalDir {
         match barrier(self.fd(), |fd| rustix::fs::fsync(fd)) {
             // An `O_PATH` descriptor cannot be synced, and this process may not open the directory in another way. So
             // the whole store is synced.
-            Err(Errno::BADF) => Ok(barrier(self.root.as_fd(), |fd| rustix::fs::syncfs(fd))?),
+            Err(Errno::BADF) => Ok(barrier(self.beside.as_fd(), |fd| rustix::fs::syncfs(fd))?),
             // Some file systems have no fsync of a directory, because they need none.
             Err(Errno::INVAL) => Ok(()),
             other => Ok(other?),
@@ -275,16 +275,16 @@ impl BackendDir for LocalDir {
             let flags = access | OFlags::DIRECTORY | OFlags::CLOEXEC;
             self.search(|| retry(|| rustix::fs::openat(self.fd(), ".", flags, Mode::empty())))
         };
-        let root = match open(OFlags::RDONLY) {
-            Err(Errno::ACCESS) if !write => open(OFlags::PATH)?,
-            other => other?,
+        let open = || match open(OFlags::RDONLY) {
+            Err(Errno::ACCESS) if !write => open(OFlags::PATH),
+            other => other,
         };
-        Ok(Arc::new(LocalBackend::over(root, self.quiet, true)?))
+        Ok(Arc::new(LocalBackend::over(open()?, open()?, self.quiet, true)?))
     }
 
     fn lending(&self) -> Option<Arc<dyn BackendDir>> {
-        let (fd, root, remote) = (self.fd.clone(), self.root.clone(), self.remote.clone());
-        Some(Arc::new(LocalDir { fd, root, remote, quiet: self.quiet, lends: true }))
+        let (fd, beside, remote) = (self.fd.clone(), self.beside.clone(), self.remote.clone());
+        Some(Arc::new(LocalDir { fd, beside, remote, quiet: self.quiet, lends: true }))
     }
 
     fn as_any(&self) -> &dyn std::any::Any {

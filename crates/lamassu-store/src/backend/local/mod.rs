@@ -41,6 +41,9 @@ use std::sync::Arc;
 /// A directory of the local file system as a backing store.
 pub struct LocalBackend {
     root: Arc<OwnedFd>,
+    /// The root, opened a second time, for directories that cannot be synced. The kernel tells each open file once of a
+    /// write that was lost: a barrier through `root` for one directory would take that from [`Backend::sync`].
+    beside: Arc<OwnedFd>,
     /// For stores whose syncfs(2) is no barrier.
     remote: Option<Arc<Remote>>,
     quiet: bool,
@@ -54,12 +57,14 @@ impl LocalBackend {
     pub fn open(path: impl AsRef<Path>) -> io::Result<LocalBackend> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = retry(|| rustix::fs::open(path.as_ref(), flags, Mode::empty()))?;
-        LocalBackend::over(root, false, false)
+        let beside = retry(|| rustix::fs::openat(&root, ".", flags, Mode::empty()))?;
+        LocalBackend::over(root, beside, false, false)
     }
 
-    fn over(root: OwnedFd, quiet: bool, inner: bool) -> io::Result<LocalBackend> {
+    /// `beside`: the same directory, opened a second time.
+    fn over(root: OwnedFd, beside: OwnedFd, quiet: bool, inner: bool) -> io::Result<LocalBackend> {
         let remote = Remote::new(rustix::fs::fstatfs(&root)?.f_type as u64);
-        Ok(LocalBackend { root: Arc::new(root), remote, quiet, inner })
+        Ok(LocalBackend { root: Arc::new(root), beside: Arc::new(beside), remote, quiet, inner })
     }
 
     /// Makes reads leave access times unchanged, as far as the system permits (`O_NOATIME`: own files, or as root).
@@ -71,7 +76,7 @@ impl LocalBackend {
 
 impl Backend for LocalBackend {
     fn root(&self) -> Arc<dyn BackendDir> {
-        Arc::new(LocalDir::root(self.root.clone(), self.remote.clone(), self.quiet))
+        Arc::new(LocalDir::root(self.root.clone(), self.beside.clone(), self.remote.clone(), self.quiet))
     }
 
     fn stat_fs(&self) -> io::Result<StatFs> {
@@ -349,5 +354,17 @@ mod tests {
         assert_eq!(forward(10, 10).expect("data right there"), 10);
         assert_eq!(forward(10, 11).expect("a hole before it"), 11);
         assert!(forward(10, 9).is_err());
+    }
+
+    /// The kernel tells each open file once of a lost write. Flags of the open file tell two of them apart.
+    #[test]
+    fn the_barrier_of_a_directory_takes_nothing_from_that_of_the_store() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let store = LocalBackend::open(dir.path()).expect("opens");
+        let opened = |fd: BorrowedFd<'_>| rustix::fs::fcntl_getfl(fd).expect("flags").contains(OFlags::NONBLOCK);
+        rustix::fs::fcntl_setfl(&*store.root, OFlags::NONBLOCK).expect("sets a flag");
+        assert!(opened(store.root.as_fd()) && !opened(store.beside.as_fd()));
+        let [root, beside] = [&store.root, &store.beside].map(|fd| rustix::fs::fstat(fd).expect("stats").st_ino);
+        assert_eq!(root, beside, "the same directory");
     }
 }

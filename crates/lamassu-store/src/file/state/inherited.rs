@@ -3,7 +3,8 @@
 //! Invariants:
 //! * Nothing is written before `prepared`: the backing file then ends where its metadata says.
 //! * What recovery finds is made durable before anything is written under the same page (I10): `is_durable` says
-//!   whether a barrier since open has covered what an earlier process wrote.
+//!   whether a barrier since open has covered what an earlier process wrote. That alone says nothing about data that
+//!   an earlier barrier has lost (I11): `is_written_again` does.
 //! * A file that the store has truncated is not written, so that the rest is kept.
 //! * `undone` holds findings about readable ranges; damage is reported elsewhere.
 
@@ -23,6 +24,7 @@ pub(in crate::file) struct Inherited {
     unknown_from: Option<u64>,
     prepared: bool,
     is_durable: bool,
+    is_written_again: bool,
     undone: BTreeSet<Damage>,
     recovered: u64,
 }
@@ -94,6 +96,16 @@ impl Inherited {
     /// A barrier has covered whatever an earlier process wrote.
     pub fn note_durable(&mut self) {
         self.is_durable = true;
+    }
+
+    /// Whether the data that recovery finds were written again, and are durable (I11).
+    pub fn is_written_again(&self) -> bool {
+        self.is_written_again
+    }
+
+    /// The data of the pages that are resolved next were written again and are durable, or such pages end.
+    pub fn note_written_again(&mut self, are_next: bool) {
+        self.is_written_again = are_next;
     }
 
     /// Notes what an interrupted session has left; returns whether it is the first of its kind.
