@@ -57,7 +57,9 @@ const TTL: Duration = Duration::from_secs(24 * 3600);
 const TTL_WRITE_BACK: Duration = Duration::from_secs(1);
 /// Largest write request, bytes.
 const MAX_WRITE: u32 = 1 << 20;
-/// Requests the kernel may have under way in the background (read-ahead, write-back).
+/// Requests the kernel may have under way in the background (read-ahead, write-back, asynchronous O_DIRECT). Where
+/// hosts take turns, as many as it can count: those that wait for a turn hold no thread here, and the write-back of
+/// another vault, which the end of that vault's turn waits for, must not wait behind them.
 const MAX_BACKGROUND: u16 = 64;
 
 /// Capabilities asked for in every cache mode, if the kernel has them. Not `FUSE_ATOMIC_O_TRUNC`: with it an open with
@@ -399,7 +401,9 @@ impl<F: FileSystem> Adapter<F> {
         debug_assert!(!refused, "only offered capabilities are asked for");
         // An invalid value gives an error with the nearest valid one. Then the kernel's default stays, which works too.
         let _ = config.set_max_write(MAX_WRITE);
-        let _ = config.set_max_background(MAX_BACKGROUND);
+        let background = if self.0.fs.hosts_take_turns() { u16::MAX } else { MAX_BACKGROUND };
+        let _ = config.set_max_background(background);
+        let _ = config.set_congestion_threshold(background / 4 * 3);
         if let Err(most) = config.set_max_readahead(MAX_WRITE) {
             let _ = config.set_max_readahead(most);
         }

@@ -162,10 +162,10 @@ fn what_hosts_append_at_once_is_all_there() {
 const LEN: usize = 8192;
 
 /// The first bytes of a file, in memory.
-struct Map(*mut u8);
+pub(crate) struct Map(*mut u8);
 
 impl Map {
-    fn of(file: &File, access: ProtFlags) -> Map {
+    pub(crate) fn of(file: &File, access: ProtFlags) -> Map {
         // SAFETY: a new map, of a file that has this length as long as the test runs.
         Map(unsafe { mmap(std::ptr::null_mut(), LEN, access, MapFlags::SHARED, file, 0) }.unwrap().cast())
     }
@@ -176,7 +176,7 @@ impl Map {
         unsafe { self.0.add(at).read_volatile() }
     }
 
-    fn store(&self, at: usize, value: u8) {
+    pub(crate) fn store(&self, at: usize, value: u8) {
         assert!(at < LEN);
         // SAFETY: as above; it is written through one that may be.
         unsafe { self.0.add(at).write_volatile(value) }
