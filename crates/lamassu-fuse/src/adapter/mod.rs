@@ -42,6 +42,7 @@ use locks::LockWaits;
 use parking_lot::{Mutex, RwLock};
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -309,6 +310,27 @@ impl<F: FileSystem> Shared<F> {
     /// Carries a change out now, or in the next turn, or after the thaw.
     fn change(self: &Arc<Self>, ino: Ino, op: &'static str, job: impl FnOnce(&Arc<Self>) + Send + 'static) {
         self.in_turn(About::Content(ino), Need::CHANGE, move |shared| shared.change_in_turn(ino, op, job));
+    }
+
+    /// The same for a change of a file's size. Until it is answered, the kernel writes none of the file's changed
+    /// pages, and the end of the turn waits for these.
+    fn resize(self: &Arc<Self>, ino: Ino, op: &'static str, job: impl FnOnce(&Arc<Self>) + Send + 'static) {
+        self.in_turn(About::Content(ino), Need::resize(ino), move |shared| shared.change_in_turn(ino, op, job));
+    }
+
+    /// Reads pages of a mapped file. `locked`: the bytes whose pages the kernel has locked for that.
+    fn read_pages(self: &Arc<Self>, ino: Ino, locked: &Range<u64>, job: impl FnOnce(&Arc<Self>) + Send + 'static) {
+        let Some(turns) = self.fs.join_turns(ino) else { return job(self) };
+        let (asked, shared) = (self.clone(), self.clone());
+        turns.read_pages(
+            ino,
+            locked,
+            move || asked.is_written(ino),
+            move |turn| {
+                job(&shared);
+                drop(turn);
+            },
+        );
     }
 
     /// The same for a change of attributes.

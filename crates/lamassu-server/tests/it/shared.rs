@@ -162,22 +162,26 @@ fn what_hosts_append_at_once_is_all_there() {
 const LEN: usize = 8192;
 
 /// The first bytes of a file, in memory.
-pub(crate) struct Map(*mut u8);
+pub(crate) struct Map(*mut u8, usize);
 
 impl Map {
     pub(crate) fn of(file: &File, access: ProtFlags) -> Map {
+        Map::long(file, access, LEN)
+    }
+
+    fn long(file: &File, access: ProtFlags, len: usize) -> Map {
         // SAFETY: a new map, of a file that has this length as long as the test runs.
-        Map(unsafe { mmap(std::ptr::null_mut(), LEN, access, MapFlags::SHARED, file, 0) }.unwrap().cast())
+        Map(unsafe { mmap(std::ptr::null_mut(), len, access, MapFlags::SHARED, file, 0) }.unwrap().cast(), len)
     }
 
     fn load(&self, at: usize) -> u8 {
-        assert!(at < LEN);
+        assert!(at < self.1);
         // SAFETY: within the map, which is there until the drop.
         unsafe { self.0.add(at).read_volatile() }
     }
 
     pub(crate) fn store(&self, at: usize, value: u8) {
-        assert!(at < LEN);
+        assert!(at < self.1);
         // SAFETY: as above; it is written through one that may be.
         unsafe { self.0.add(at).write_volatile(value) }
     }
@@ -186,7 +190,7 @@ impl Map {
 impl Drop for Map {
     fn drop(&mut self) {
         // SAFETY: nothing refers into it any more.
-        unsafe { munmap(self.0.cast(), LEN) }.unwrap();
+        unsafe { munmap(self.0.cast(), self.1) }.unwrap();
     }
 }
 
@@ -368,6 +372,77 @@ fn who_reads_on_and_on_is_interrupted() {
         }
         is_over.store(true, Ordering::Relaxed);
     });
+    assert_eq!(fs::read_to_string(b.file("short")).unwrap(), "19");
+    unmounted_and_checked(&lab, &[a, b, c]);
+}
+
+/// While a size changes, the kernel writes no page of the file: a turn that ends then does not wait for such a page.
+#[test]
+fn who_changes_sizes_and_stores_into_a_map_keeps_the_vault_from_nobody() {
+    let lab = Lab::new();
+    let [a, b, c] = shared(&lab);
+    fs::write(a.file("map"), vec![0; LEN]).unwrap();
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let file = File::options().read(true).write(true).open(a.file("map")).unwrap();
+            let map = Map::of(&file, ProtFlags::READ | ProtFlags::WRITE);
+            for round in 1.. {
+                map.store(round % LEN, 1);
+                file.set_len((LEN + 4096 * (round % 100)) as u64).unwrap();
+                if is_over.load(Ordering::Relaxed) {
+                    break;
+                }
+            }
+        });
+        for round in 0..20 {
+            b.write("short", &round.to_string()).unwrap();
+        }
+        is_over.store(true, Ordering::Relaxed);
+    });
+    assert_eq!(lab.metric("sessions_held_on_total"), 0.0);
+    assert_eq!(fs::read_to_string(a.file("short")).unwrap(), "19");
+    unmounted_and_checked(&lab, &[a, b, c]);
+}
+
+/// Programs that read long files, and find nothing of them in the cache after each turn: some request for pages is
+/// always under way.
+#[test]
+fn who_reads_many_long_files_keeps_the_vault_from_nobody() {
+    const LONG: usize = 4 << 20;
+    const FILES: usize = 3;
+    let lab = Lab::new();
+    let [a, b, c] = shared(&lab);
+    for file in 0..FILES {
+        fs::write(a.file(&format!("long-{file}")), vec![7; LONG]).unwrap();
+    }
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for reader in 0..6 {
+            let is_over = &is_over;
+            scope.spawn(move || {
+                let open = |file: usize| File::open(b.file(&format!("long-{}", file % FILES))).unwrap();
+                let files = [open(reader), open(reader + 1)];
+                let maps = files.each_ref().map(|file| Map::long(file, ProtFlags::READ, LONG));
+                let (mut seed, mut bytes) = (reader + 1, [0; 1 << 16]);
+                while !is_over.load(Ordering::Relaxed) {
+                    seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                    let at = (seed >> 33) % LONG;
+                    if reader % 2 == 0 {
+                        assert_eq!(maps[seed >> 20 & 1].load(at), 7);
+                    } else {
+                        files[0].read_exact_at(&mut bytes, (at / 2) as u64).unwrap();
+                        assert!(bytes.iter().all(|byte| *byte == 7));
+                    }
+                }
+            });
+        }
+        for round in 0..20 {
+            a.write("short", &round.to_string()).unwrap();
+        }
+        is_over.store(true, Ordering::Relaxed);
+    });
+    assert_eq!(lab.metric("sessions_held_on_total"), 0.0);
     assert_eq!(fs::read_to_string(b.file("short")).unwrap(), "19");
     unmounted_and_checked(&lab, &[a, b, c]);
 }
