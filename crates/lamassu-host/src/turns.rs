@@ -353,9 +353,7 @@ impl Driver {
         };
         self.expire();
         self.requests.stop_requests();
-        while let Some(files) = self.requests.end() {
-            self.forest.drop_pages(&files);
-        }
+        self.requests.end(|ino, part| self.forest.drop_part(ino, part));
         turn.has_no_caches();
         if let Err(error) = self.forest.end_turn(self.member) {
             tracing::error!(%error, "not everything that was written here could be committed: what was not is lost");

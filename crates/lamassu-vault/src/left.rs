@@ -224,22 +224,19 @@ impl Vault {
             Some(anchored) if done.is_err() => anchored.anchor.queued_about(),
             Some(_) | None => HashSet::new(),
         };
-        for (id, handle) in open {
-            let (left, wrote) = match handle {
-                Handle::File { file, access } => {
-                    let wrote = access.write && uncommitted.contains(&file.ino);
-                    (LeftHandle::File { ino: file.ino, access }, wrote)
-                }
-                Handle::Dir(dir) => {
-                    (LeftHandle::Dir { ino: dir.ino, parent: dir.parent, listing: dir.listing() }, false)
-                }
-            };
-            // fsync(2) also covers the owner, mode, names and entries of what was opened, by whatever handle they were
-            // changed.
+        let opened = open.into_iter().map(|(id, handle)| match handle {
+            Handle::File { file, access } => (id, LeftHandle::File { ino: file.ino, access }),
+            Handle::Dir(dir) => (id, LeftHandle::Dir { ino: dir.ino, parent: dir.parent, listing: dir.listing() }),
+        });
+        left_handles.handles.extend(opened);
+        // All handles, also those that were not used in this turn: fsync(2) covers what was written through another
+        // handle that wrote the file, and the owner, mode, names and entries of what was opened, however they were
+        // changed.
+        for (id, left) in &left_handles.handles {
+            let wrote = matches!(left, LeftHandle::File { ino, access } if access.write && uncommitted.contains(ino));
             if wrote || queued.contains(&self.nodes.lock().object(left.ino())) {
-                left_handles.lost.insert(id);
+                left_handles.lost.insert(*id);
             }
-            left_handles.handles.insert(id, left);
         }
         if let Some(anchored) = &self.anchored {
             self.nodes.lock().bury_from(anchored.anchor.first_loose());

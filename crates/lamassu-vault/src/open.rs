@@ -239,6 +239,18 @@ impl Vault {
         if access.write { Ok(open) } else { Err(VaultError::BadHandle) }
     }
 
+    /// Writes what the kernel had cached. No program waits for that: so what an earlier turn has lost is reported by
+    /// the program's own next write or sync, and this is written.
+    ///
+    /// # Errors
+    /// As [`Vault::write`].
+    pub fn write_pages(&self, handle: HandleId, offset: u64, data: &[u8]) -> Result<usize> {
+        self.with_room(|| match self.file_of(handle)? {
+            (open, access) if access.write => self.write_to(&open, offset, data),
+            _ => Err(VaultError::BadHandle),
+        })
+    }
+
     /// Writes all of `data`.
     ///
     /// # Errors
@@ -249,6 +261,10 @@ impl Vault {
 
     fn write_once(&self, handle: HandleId, offset: u64, data: &[u8]) -> Result<usize> {
         let open = self.writing(handle)?;
+        self.write_to(&open, offset, data)
+    }
+
+    fn write_to(&self, open: &OpenFile, offset: u64, data: &[u8]) -> Result<usize> {
         let _pass = self.change()?;
         self.bound_buffers(offset, data.len())?;
         let done = open.file().write_at(offset, data);

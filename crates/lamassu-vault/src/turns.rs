@@ -10,24 +10,30 @@
 //! So all requests are carried out meanwhile, and nothing more is cached.
 //!
 //! Cached pages are dropped when the turn ends. The kernel's requests for pages, and its writes of them, hold locks
-//! that dropping waits for. So these are carried out while a turn ends, until the kernel has no page of the turn left.
+//! that dropping waits for. So these are carried out while a turn ends, until the kernel has no page of the turn left
+//! (`ending`). So are changes of a file's size: until they are answered, the kernel writes no page of the file.
 
 mod end;
+mod ending;
 mod freeze;
+mod keeping;
 mod need;
 mod together;
 mod told;
 mod under_way;
 
 pub use need::Need;
+use need::Pages;
 pub use together::{TOGETHER, run_in_both};
 pub use under_way::Use;
 
 use crate::Ino;
+use ending::Ending;
 use freeze::Freezing;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::{HashMap, VecDeque};
 use std::ffi::OsStr;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -48,6 +54,9 @@ static NUMBERS: AtomicU64 = AtomicU64::new(0);
 
 /// A request, which also sends its reply. `None`: it has waited for as long as it may.
 type Job = Box<dyn FnOnce(Option<Use>) + Send>;
+
+/// Whether a file may be written.
+type IsWritten = Box<dyn Fn() -> bool + Send>;
 
 /// The mode in which this host holds the vault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -106,9 +115,20 @@ pub struct Kept {
 
 struct Waiting {
     need: Need,
+    /// Of a request for pages, see [`Turns::read_pages`].
+    is_written: Option<IsWritten>,
     job: Job,
     /// When it gives up.
     until: Option<Instant>,
+    /// Its pages are left out while its file is dropped.
+    is_left_out: bool,
+}
+
+impl Waiting {
+    /// What it needs now.
+    fn need(&self) -> Need {
+        self.is_written.as_ref().map_or(self.need, |is_written| self.need.written(is_written()))
+    }
 }
 
 struct State {
@@ -118,7 +138,10 @@ struct State {
     /// Requests under way, and those of them that a freeze holds back.
     users: usize,
     changers: usize,
+    /// Those that have nothing to do with locked pages.
+    callers: usize,
     freezing: Freezing,
+    ending: Ending,
     /// The driver has begun to end the turn, or is dropping caches.
     is_ending: bool,
     waiting: VecDeque<Waiting>,
@@ -158,7 +181,7 @@ impl State {
     /// exclusive turn. Until then its pages, if it was read before, are treated as those of a file open for reading:
     /// dropping them waits for that request.
     fn is_enough(&self, mode: Mode, need: Need) -> bool {
-        need.mode <= mode || need.fills.is_some_and(|ino| self.filled.contains_key(&ino))
+        need.mode <= mode || need.fills().is_some_and(|ino| self.filled.contains_key(&ino))
     }
 
     fn admits(&self, need: Need) -> bool {
@@ -176,26 +199,32 @@ impl State {
             Phase::Away => false,
             Phase::Here(mode) => {
                 let goes_on = !self.is_recalled || self.is_frozen() || self.keeping == Keeping::Dropping;
-                self.is_enough(mode, need) && (goes_on || need.is_of_pages) && !self.holds_back(need)
+                let may_fill = self.keeping == Keeping::Yes || !matches!(need.pages, Pages::Put(_));
+                let comes_in_time = goes_on || need.is_of_pages();
+                self.is_enough(mode, need) && comes_in_time && may_fill && !self.holds_back(need)
             }
-            Phase::Ending(mode) => need.is_of_pages && self.is_enough(mode, need),
+            Phase::Ending(mode) => need.is_of_pages() && self.is_enough(mode, need) && !self.ending.holds_back(need),
             Phase::Over => true,
         }
     }
 
     /// The position of the next waiting request that can be carried out.
     fn next(&self) -> Option<usize> {
+        self.ready().next()
+    }
+
+    /// The positions of all of them.
+    fn ready(&self) -> impl Iterator<Item = usize> {
         let is_due = |at: usize| at < self.due && matches!(self.phase, Phase::Here(_) | Phase::Ending(_));
         let fits = |need: Need| match self.phase {
             Phase::Here(mode) | Phase::Ending(mode) => self.is_enough(mode, need),
             Phase::Away | Phase::Over => false,
         };
-        let of = |(at, waiting): (usize, &Waiting)| {
-            let may_go =
-                self.admits(waiting.need) || (is_due(at) && fits(waiting.need) && !self.holds_back(waiting.need));
-            may_go.then_some(at)
-        };
-        self.waiting.iter().enumerate().find_map(of)
+        self.waiting.iter().enumerate().filter_map(move |(at, waiting)| {
+            let need = waiting.need();
+            let may_go = self.admits(need) && !self.ending.holds_back_waiting(waiting);
+            (may_go || (is_due(at) && fits(need) && !self.holds_back(need))).then_some(at)
+        })
     }
 
     /// Whether no further turn begins.
@@ -209,7 +238,7 @@ impl State {
 
     fn wanted(&self) -> Option<Mode> {
         let by_freeze = (self.freezing == Freezing::Wanted).then_some(Mode::Change);
-        self.waiting.iter().map(|waiting| waiting.need.mode).max().max(by_freeze)
+        self.waiting.iter().map(|waiting| waiting.need().mode).max().max(by_freeze)
     }
 
     /// How long the turn with this number certainly goes on although another host wants the vault; `None`: it ends.
@@ -251,7 +280,9 @@ impl Turns {
                 number: NUMBERS.fetch_add(1 << 32, Ordering::Relaxed),
                 users: 0,
                 changers: 0,
+                callers: 0,
                 freezing: Freezing::No,
+                ending: Ending::default(),
                 is_ending: false,
                 waiting: VecDeque::new(),
                 due: 0,
@@ -288,22 +319,29 @@ impl Turns {
     }
 
     fn begin_request(self: &Arc<Self>, state: &mut State, need: Need) -> Use {
-        if state.is_beside(need) {
-            return Use { turns: self.clone(), is_beside: true, changes: false, dropping: state.dropping };
+        let (changes, is_caller) = (need.changes(), !need.is_of_pages());
+        let is_beside = state.is_beside(need);
+        let turn = Use { turns: self.clone(), is_beside, changes, is_caller, dropping: state.dropping };
+        if is_beside {
+            return turn;
         }
         state.users += 1;
-        state.changers += usize::from(need.changes());
+        state.changers += usize::from(changes);
+        state.callers += usize::from(is_caller);
         state.is_used = true;
         state.is_changing |= need.mode == Mode::Change;
         state.last_used = Instant::now();
-        if let Some(ino) = need.fills {
+        if let Some(ino) = need.fills() {
             state.filled.insert(ino, true);
             // The turn may now be enough for other requests.
             if !state.waiting.is_empty() {
                 self.runnable.notify_all();
             }
+            if matches!(state.phase, Phase::Ending(_)) {
+                self.quiet.notify_all();
+            }
         }
-        Use { turns: self.clone(), is_beside: false, changes: need.changes(), dropping: state.dropping }
+        turn
     }
 
     /// Carries a request out now, or when there is a turn for it.
@@ -318,15 +356,38 @@ impl Turns {
         need: Need,
         job: impl FnOnce(Option<Use>) + Send + 'static,
     ) {
+        self.run_waiting_for(Waiting { need, is_written: None, job: Box::new(job), until, is_left_out: false });
+    }
+
+    /// The same as [`Turns::run`] to read pages of a mapped file. `locked`: the bytes whose pages the kernel has locked
+    /// for this request, whole pages; empty if that is not certain. If the file may be written, the turn must be
+    /// exclusive: the kernel does not report the change of a page, and must be able to write it back in the same turn.
+    /// `is_written` is asked when that is decided, under a lock of the turns: it waits for nothing.
+    pub fn read_pages(
+        self: &Arc<Self>,
+        ino: Ino,
+        locked: &Range<u64>,
+        is_written: impl Fn() -> bool + Send + 'static,
+        job: impl FnOnce(Use) + Send + 'static,
+    ) {
+        let (need, is_written) = (Need::read_pages(ino, locked), Some(Box::new(is_written) as IsWritten));
+        let job = Box::new(move |turn: Option<Use>| turn.map_or((), job));
+        self.run_waiting_for(Waiting { need, is_written, job, until: None, is_left_out: false });
+    }
+
+    fn run_waiting_for(self: &Arc<Self>, request: Waiting) {
         let mut state = self.state.lock();
+        let need = request.need();
         if state.admits(need) {
             let turn = self.begin_request(&mut state, need);
             drop(state);
-            return job(Some(turn));
+            return (request.job)(Some(turn));
         }
-        state.waiting.push_back(Waiting { need, job: Box::new(job), until });
+        let has_limit = request.until.is_some();
+        state.waiting.push_back(request);
         self.driver.notify_all();
-        if until.is_some() {
+        // Also one that is held back while a file is dropped is carried out after a time.
+        if has_limit || state.ending.stuck_from().is_some() {
             self.runnable.notify_all();
         }
     }
@@ -336,63 +397,20 @@ impl Turns {
         let mut state = self.state.lock();
         loop {
             if let Some(at) = state.next()
-                && let Some(Waiting { need, job, .. }) = state.take(at)
+                && let Some(waiting) = state.take(at)
             {
-                let turn = self.begin_request(&mut state, need);
-                MutexGuard::unlocked(&mut state, || job(Some(turn)));
+                let turn = self.begin_request(&mut state, waiting.need());
+                MutexGuard::unlocked(&mut state, || (waiting.job)(Some(turn)));
             } else if let Some(Waiting { job, .. }) = state.overdue(Instant::now()).and_then(|at| state.take(at)) {
                 MutexGuard::unlocked(&mut state, || job(None));
             } else if state.phase == Phase::Over {
                 return;
-            } else if let Some(until) = state.waiting.iter().filter_map(|waiting| waiting.until).min() {
+            } else if let Some(until) = state.next_time() {
                 self.runnable.wait_until(&mut state, until);
             } else {
                 self.runnable.wait(&mut state);
             }
         }
-    }
-
-    /// Called in a request before the kernel is given attributes to cache. False: it must not cache them.
-    pub fn may_keep(&self, ino: Ino) -> bool {
-        self.tell(|state, now| state.inodes.add(ino, now))
-    }
-
-    /// The same for a name, or for its absence.
-    pub fn may_keep_name(&self, dir: Ino, name: &OsStr) -> bool {
-        self.tell(|state, now| state.names.add((dir, name.into()), now))
-    }
-
-    /// Notes that the kernel moves a cached name to another one, or exchanges two.
-    pub fn is_moved(&self, names: [(Ino, &OsStr); 2]) {
-        let state = &mut *self.state.lock();
-        let names = names.map(|(dir, name)| (dir, Box::from(name)));
-        match state.keeping {
-            Keeping::No => {}
-            Keeping::Yes => names.into_iter().for_each(|name| state.names.note(name, Instant::now())),
-            // If the kernel has dropped the old name, it does not have the new one either.
-            Keeping::Dropping if names.iter().any(|name| state.expiring.contains_key(name)) => {
-                for name in names {
-                    state.dropping_names += 1;
-                    state.expiring.insert(name, state.dropping_names);
-                }
-            }
-            Keeping::Dropping => {}
-        }
-    }
-
-    fn tell(&self, add: impl FnOnce(&mut State, Instant) -> bool) -> bool {
-        let mut state = self.state.lock();
-        if state.keeping != Keeping::Yes {
-            return false;
-        }
-        let now = Instant::now();
-        state.last_told = Some(now);
-        add(&mut state, now)
-    }
-
-    /// Whether the kernel may cache answers now.
-    pub fn is_keeping(&self) -> bool {
-        self.state.lock().keeping == Keeping::Yes
     }
 
     // --- the driver
@@ -421,6 +439,7 @@ impl Turns {
         (state.phase, state.is_recalled, state.is_ending) = (Phase::Here(mode), false, false);
         self.freeze_now(&mut state);
         state.due = state.waiting.len();
+        state.ending = Ending::default();
         state.filled.clear();
         state.is_used = false;
         state.is_changing = false;
@@ -476,68 +495,6 @@ impl Turns {
         }
     }
 
-    /// From now on the kernel may cache answers, if the turn is exclusive. (In a shared one, callers wait for the next
-    /// turn while they hold locks that dropping caches would need.)
-    pub fn keep(&self) {
-        let mut state = self.state.lock();
-        if matches!(state.phase, Phase::Here(Mode::Change)) && !state.is_recalled && state.keeping == Keeping::No {
-            state.keeping = Keeping::Yes;
-        }
-    }
-
-    /// From now on the kernel may cache nothing more. Waits until all answers have reached their callers. Returns what
-    /// the kernel may have cached, except names; `None`: nothing. Until [`Turns::forgotten`] all requests are carried
-    /// out, even in a recalled turn; not if this turn or one that they need too is frozen, so a freeze ends first.
-    pub fn stop_keeping(&self) -> Option<Kept> {
-        let mut state = self.state.lock();
-        if state.keeping == Keeping::No {
-            return None;
-        }
-        state.keeping = Keeping::Dropping;
-        state.dropping += 1;
-        state.older_users = state.users;
-        self.runnable.notify_all();
-        self.quiet.wait_while(&mut state, |state| state.older_users > 0);
-        let names = state.names.take();
-        // A number of its own: a thread that was left behind by an earlier turn still takes away what it has dropped.
-        state.dropping_names += 1;
-        let number = state.dropping_names;
-        state.expiring = names.into_iter().map(|name| (name, number)).collect();
-        let (inodes, last_told) = (state.inodes.take(), state.last_told.take());
-        drop(state);
-        let until = |after| {
-            let at = last_told.map(|at| at + after);
-            at.map(|at| at.saturating_duration_since(Instant::now())).unwrap_or_default()
-        };
-        std::thread::sleep(until(TAKEN_IN));
-        Some(Kept { inodes, runs_out_in: until(KEPT_FOR + TAKEN_IN) })
-    }
-
-    /// Calls `expire` for every name that the kernel has to drop; it may wait for requests. Names that are renamed
-    /// meanwhile are included.
-    pub fn expire_names(&self, expire: impl Fn(Ino, &OsStr)) {
-        loop {
-            let all: Vec<(Name, u64)> = self.state.lock().expiring.clone().into_iter().collect();
-            if all.is_empty() {
-                return;
-            }
-            for (name, number) in all {
-                expire(name.0, &name.1);
-                let expiring = &mut self.state.lock().expiring;
-                if expiring.get(&name) == Some(&number) {
-                    expiring.remove(&name);
-                }
-            }
-        }
-    }
-
-    /// The kernel has dropped everything.
-    pub fn forgotten(&self) {
-        let mut state = self.state.lock();
-        state.keeping = Keeping::No;
-        state.expiring.clear();
-    }
-
     /// Whether a request came since the last call.
     pub fn was_used(&self) -> bool {
         std::mem::take(&mut self.state.lock().is_used)
@@ -551,31 +508,6 @@ impl Turns {
     /// Files that may have pages in the kernel's cache.
     pub fn filled(&self) -> Vec<Ino> {
         self.state.lock().mapped()
-    }
-
-    /// Stops all new requests except those for pages, and waits for those under way.
-    pub fn stop_requests(&self) {
-        let mut state = self.state.lock();
-        if let Phase::Here(mode) = state.phase {
-            state.phase = Phase::Ending(mode);
-            self.runnable.notify_all();
-        }
-        self.quiet.wait_while(&mut state, |state| !state.is_quiet());
-    }
-
-    /// Ends the turn if the kernel has no page of it and requests none; otherwise returns the files whose pages must be
-    /// dropped first.
-    pub fn end(&self) -> Option<Vec<Ino>> {
-        let mut state = self.state.lock();
-        self.quiet.wait_while(&mut state, |state| !state.is_quiet());
-        let mapped = state.mapped();
-        if mapped.is_empty() {
-            state.phase = Phase::Away;
-            state.due = 0;
-            return None;
-        }
-        state.filled.values_mut().for_each(|has_pages| *has_pages = false);
-        Some(mapped)
     }
 }
 

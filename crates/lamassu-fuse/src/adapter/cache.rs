@@ -11,6 +11,7 @@ use fuser::INodeNo;
 use lamassu_vault::forest::Cache;
 use lamassu_vault::{FileSystem, Ino, ROOT};
 use std::ffi::{OsStr, OsString};
+use std::ops::Range;
 use std::sync::Weak;
 use std::time::Duration;
 
@@ -26,6 +27,16 @@ impl<F: FileSystem> Cache for KernelCache<F> {
         // A window that is being put into the page cache comes from the vault that is unloaded.
         shared.tuning.wait_filled(ino);
         shared.push_out(ino, 0, 0);
+    }
+
+    fn drop_part(&self, ino: Ino, part: Range<u64>) {
+        let Some(shared) = self.0.upgrade() else { return };
+        shared.tuning.wait_filled(ino);
+        match part.end {
+            u64::MAX => shared.push_out(ino, part.start, 0),
+            end if end > part.start => shared.push_out(ino, part.start, end - part.start),
+            _ => {}
+        }
     }
 
     fn drop_entry(&self, parent: Ino, name: &OsStr) {

@@ -2,7 +2,16 @@
 
 use fuser::{FileAttr, FileType, INodeNo, OpenFlags, RenameFlags, TimeOrNow};
 use lamassu_vault::{Access, Attr, Fallocate, Kind, RenameMode, SetTime, Time};
+use std::ops::Range;
 use std::time::{Duration, SystemTime};
+
+/// The smallest page of the kernel, bytes.
+const PAGE: u64 = 4096;
+
+/// The bytes of all pages that a range touches.
+pub(super) fn pages_around(range: &Range<u64>) -> Range<u64> {
+    range.start - range.start % PAGE..range.end.checked_next_multiple_of(PAGE).unwrap_or(u64::MAX)
+}
 
 pub(super) fn file_attr(a: &Attr) -> FileAttr {
     FileAttr {

@@ -298,7 +298,12 @@ impl<F: FileSystem> Shared<F> {
         let appends = direct && open_flags.0 & libc::O_APPEND != 0 && self.fs.hosts_take_turns();
         let mut done = if appends { self.fs.append(handle, data)? } else { 0 };
         while done < data.len() {
-            match self.fs.write(handle, offset + done as u64, &data[done..])? {
+            let (at, rest) = (offset + done as u64, &data[done..]);
+            let written = match flags.contains(WriteFlags::FUSE_WRITE_CACHE) {
+                true => self.fs.write_pages(handle, at, rest)?,
+                false => self.fs.write(handle, at, rest)?,
+            };
+            match written {
                 0 => return Err(VaultError::Io { op: "write", source: io::ErrorKind::WriteZero.into() }),
                 n => done += n,
             }

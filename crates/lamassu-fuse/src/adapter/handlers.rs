@@ -94,7 +94,7 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
             return self.0.change_shown(ino.0, "setattr", job);
         }
         self.0.claimed(ino.0, "setattr", move |shared, claim| {
-            shared.change(ino.0, "setattr", move |s| {
+            shared.resize(ino.0, "setattr", move |s| {
                 job(s);
                 drop(claim);
             });
@@ -257,13 +257,13 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
             true if !direct => self.0.note_cached(ino.0),
             false | true => {}
         }
-        let need = match direct {
-            true => Need::LOOK,
-            false => Need::read_pages(ino.0, self.0.is_written(ino.0)),
-        };
-        self.0.in_turn(About::Content(ino.0), need, move |s| {
-            s.answer("read", || s.read(ino.0, HandleId(fh.0), at, direct, reply));
-        });
+        // Only reads of the page cache have no lock owner.
+        let pages = if lock_owner.is_none() { convert::pages_around(&at) } else { 0..0 };
+        let job = move |s: &Arc<Shared<F>>| _ = s.answer("read", || s.read(ino.0, HandleId(fh.0), at, direct, reply));
+        match direct {
+            true => self.0.in_turn(About::Content(ino.0), Need::LOOK, job),
+            false => self.0.read_pages(ino.0, &pages, job),
+        }
     }
 
     fn write(

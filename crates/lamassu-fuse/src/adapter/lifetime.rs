@@ -103,7 +103,7 @@ impl<F: FileSystem> tuning::Mount for Shared<F> {
             let turn = match self.fs.hosts_take_turns() {
                 true => {
                     let turns = self.fs.join_turns(ino).filter(|_| self.keeps(ino));
-                    let Some(turn) = turns.and_then(|turns| turns.enter(Need::read_pages(ino, false))) else { return };
+                    let Some(turn) = turns.and_then(|turns| turns.enter(Need::put_pages(ino))) else { return };
                     Some(turn)
                 }
                 false => None,

@@ -42,6 +42,7 @@ use locks::LockWaits;
 use parking_lot::{Mutex, RwLock};
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -57,7 +58,9 @@ const TTL: Duration = Duration::from_secs(24 * 3600);
 const TTL_WRITE_BACK: Duration = Duration::from_secs(1);
 /// Largest write request, bytes.
 const MAX_WRITE: u32 = 1 << 20;
-/// Requests the kernel may have under way in the background (read-ahead, write-back).
+/// Requests the kernel may have under way in the background (read-ahead, write-back, asynchronous O_DIRECT). Where
+/// hosts take turns, as many as it can count: those that wait for a turn hold no thread here, and the write-back of
+/// another vault, which the end of that vault's turn waits for, must not wait behind them.
 const MAX_BACKGROUND: u16 = 64;
 
 /// Capabilities asked for in every cache mode, if the kernel has them. Not `FUSE_ATOMIC_O_TRUNC`: with it an open with
@@ -309,6 +312,27 @@ impl<F: FileSystem> Shared<F> {
         self.in_turn(About::Content(ino), Need::CHANGE, move |shared| shared.change_in_turn(ino, op, job));
     }
 
+    /// The same for a change of a file's size. Until it is answered, the kernel writes none of the file's changed
+    /// pages, and the end of the turn waits for these.
+    fn resize(self: &Arc<Self>, ino: Ino, op: &'static str, job: impl FnOnce(&Arc<Self>) + Send + 'static) {
+        self.in_turn(About::Content(ino), Need::resize(ino), move |shared| shared.change_in_turn(ino, op, job));
+    }
+
+    /// Reads pages of a mapped file. `locked`: the bytes whose pages the kernel has locked for that.
+    fn read_pages(self: &Arc<Self>, ino: Ino, locked: &Range<u64>, job: impl FnOnce(&Arc<Self>) + Send + 'static) {
+        let Some(turns) = self.fs.join_turns(ino) else { return job(self) };
+        let (asked, shared) = (self.clone(), self.clone());
+        turns.read_pages(
+            ino,
+            locked,
+            move || asked.is_written(ino),
+            move |turn| {
+                job(&shared);
+                drop(turn);
+            },
+        );
+    }
+
     /// The same for a change of attributes.
     fn change_shown(self: &Arc<Self>, ino: Ino, op: &'static str, job: impl FnOnce(&Arc<Self>) + Send + 'static) {
         self.in_turn(About::Both(ino), Need::CHANGE, move |shared| shared.change_in_turn(ino, op, job));
@@ -399,7 +423,9 @@ impl<F: FileSystem> Adapter<F> {
         debug_assert!(!refused, "only offered capabilities are asked for");
         // An invalid value gives an error with the nearest valid one. Then the kernel's default stays, which works too.
         let _ = config.set_max_write(MAX_WRITE);
-        let _ = config.set_max_background(MAX_BACKGROUND);
+        let background = if self.0.fs.hosts_take_turns() { u16::MAX } else { MAX_BACKGROUND };
+        let _ = config.set_max_background(background);
+        let _ = config.set_congestion_threshold(background / 4 * 3);
         if let Err(most) = config.set_max_readahead(MAX_WRITE) {
             let _ = config.set_max_readahead(most);
         }

@@ -2,11 +2,12 @@
 
 use crate::common::*;
 use crate::datasets::the_dataset_in;
-use crate::shared::{listed, mount, shared, unmounted_and_checked, until};
+use crate::shared::{Map, listed, mount, shared, unmounted_and_checked, until};
+use rustix::mm::ProtFlags;
 use std::fs::{self, File};
 use std::ops::Range;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::thread::{JoinHandle, sleep, spawn};
@@ -436,5 +437,112 @@ fn a_frozen_dataset_holds_nobody_up_in_the_vault_around_it() {
     assert!(rekeying.wait().unwrap().success());
     assert_eq!(fs::metadata(b.file("p")).unwrap().permissions().mode() & 0o777, 0o711);
     assert_eq!(fs::read_to_string(a.file("f")).unwrap(), "8");
+    hosts_are_done(&lab, &[a, b, c]);
+}
+
+/// Writes that the kernel carries out while the program goes on.
+struct Writes(libc::c_ulong);
+
+/// `struct iocb` of Linux.
+#[repr(C)]
+#[derive(Default)]
+struct Write {
+    data: u64,
+    key: [u32; 2],
+    opcode: u16,
+    priority: i16,
+    file: u32,
+    buffer: u64,
+    len: u64,
+    offset: i64,
+    rest: [u64; 2],
+}
+
+/// `struct io_event` of Linux.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Written {
+    data: u64,
+    of: u64,
+    len: i64,
+    more: i64,
+}
+
+impl Writes {
+    const OPCODE: u16 = 1;
+
+    fn new(most: usize) -> Writes {
+        let mut context = 0;
+        // SAFETY: the kernel writes its number there.
+        let made = unsafe { libc::syscall(libc::SYS_io_setup, most, &raw mut context) };
+        assert_eq!(made, 0);
+        Writes(context)
+    }
+
+    fn begin(&self, file: &File, block: &Block, offset: usize) {
+        let write = Write {
+            opcode: Self::OPCODE,
+            file: file.as_raw_fd() as u32,
+            buffer: block.0.as_ptr() as u64,
+            len: block.0.len() as u64,
+            offset: offset as i64,
+            ..Write::default()
+        };
+        let list = [&raw const write];
+        // SAFETY: one write, of a block that outlives it.
+        let begun = unsafe { libc::syscall(libc::SYS_io_submit, self.0, 1, list.as_ptr()) };
+        assert_eq!(begun, 1);
+    }
+
+    fn wait(&self, count: usize) -> Vec<Written> {
+        let mut all = vec![Written::default(); count];
+        // SAFETY: there is room for that many.
+        let done = unsafe {
+            libc::syscall(libc::SYS_io_getevents, self.0, count, count, all.as_mut_ptr(), std::ptr::null::<u8>())
+        };
+        assert_eq!(done, count as i64);
+        all
+    }
+}
+
+#[repr(align(4096))]
+struct Block([u8; 4096]);
+
+/// Requests that the kernel has in the background wait for a dataset, as many as it usually sends. A page of the vault
+/// around it is written all the same, which the end of a turn waits for.
+#[test]
+fn what_waits_for_a_frozen_dataset_is_in_no_other_vaults_way() {
+    const WAITING: usize = 64;
+    static BLOCK: Block = Block([5; 4096]);
+    let lab = Lab::new();
+    let [a, b, c] = shared(&lab);
+    a.run("dataset create m-a/p").ok();
+    let dataset = the_dataset_in(&lab, "store/v");
+    fs::write(a.file("map"), vec![0; 8192]).unwrap();
+    let mapped = File::options().read(true).write(true).open(a.file("map")).unwrap();
+    // The kernel makes no file longer in the background.
+    fs::write(a.file("p/f"), vec![0; 4096 * WAITING]).unwrap();
+    let direct = File::options().write(true).custom_flags(libc::O_DIRECT).open(a.file("p/f")).unwrap();
+    c.umount().ok();
+    c.run(&format!("mount --shared --anchor {} {dataset} m-c", lab.url())).ok();
+    freeze(c);
+    let writes = Writes::new(WAITING);
+    (0..WAITING).for_each(|at| writes.begin(&direct, &BLOCK, 4096 * at));
+    std::thread::scope(|scope| {
+        let storing = scope.spawn(|| {
+            let map = Map::of(&mapped, ProtFlags::READ | ProtFlags::WRITE);
+            (0..10).for_each(|round| map.store(round, 9));
+        });
+        for round in 0..10 {
+            b.write("f", &round.to_string()).unwrap();
+        }
+        storing.join().unwrap();
+    });
+    assert_eq!(lab.metric("sessions_held_on_total"), 0.0);
+    assert_eq!(fs::read(b.file("map")).unwrap()[..10], [9; 10]);
+    thaw(c).ok();
+    assert!(writes.wait(WAITING).iter().all(|written| written.len == 4096));
+    assert!(fs::read(b.file("p/f")).unwrap() == vec![5; 4096 * WAITING]);
+    drop((mapped, direct));
     hosts_are_done(&lab, &[a, b, c]);
 }

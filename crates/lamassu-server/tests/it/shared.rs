@@ -162,22 +162,26 @@ fn what_hosts_append_at_once_is_all_there() {
 const LEN: usize = 8192;
 
 /// The first bytes of a file, in memory.
-struct Map(*mut u8);
+pub(crate) struct Map(*mut u8, usize);
 
 impl Map {
-    fn of(file: &File, access: ProtFlags) -> Map {
+    pub(crate) fn of(file: &File, access: ProtFlags) -> Map {
+        Map::long(file, access, LEN)
+    }
+
+    fn long(file: &File, access: ProtFlags, len: usize) -> Map {
         // SAFETY: a new map, of a file that has this length as long as the test runs.
-        Map(unsafe { mmap(std::ptr::null_mut(), LEN, access, MapFlags::SHARED, file, 0) }.unwrap().cast())
+        Map(unsafe { mmap(std::ptr::null_mut(), len, access, MapFlags::SHARED, file, 0) }.unwrap().cast(), len)
     }
 
     fn load(&self, at: usize) -> u8 {
-        assert!(at < LEN);
+        assert!(at < self.1);
         // SAFETY: within the map, which is there until the drop.
         unsafe { self.0.add(at).read_volatile() }
     }
 
-    fn store(&self, at: usize, value: u8) {
-        assert!(at < LEN);
+    pub(crate) fn store(&self, at: usize, value: u8) {
+        assert!(at < self.1);
         // SAFETY: as above; it is written through one that may be.
         unsafe { self.0.add(at).write_volatile(value) }
     }
@@ -186,7 +190,7 @@ impl Map {
 impl Drop for Map {
     fn drop(&mut self) {
         // SAFETY: nothing refers into it any more.
-        unsafe { munmap(self.0.cast(), LEN) }.unwrap();
+        unsafe { munmap(self.0.cast(), self.1) }.unwrap();
     }
 }
 
@@ -369,6 +373,88 @@ fn who_reads_on_and_on_is_interrupted() {
         is_over.store(true, Ordering::Relaxed);
     });
     assert_eq!(fs::read_to_string(b.file("short")).unwrap(), "19");
+    unmounted_and_checked(&lab, &[a, b, c]);
+}
+
+/// While a size changes, the kernel writes no page of the file: a turn that ends then does not wait for such a page.
+#[test]
+fn who_changes_sizes_and_stores_into_a_map_keeps_the_vault_from_nobody() {
+    let lab = Lab::new();
+    let [a, b, c] = shared(&lab);
+    fs::write(a.file("map"), vec![0; LEN]).unwrap();
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let file = File::options().read(true).write(true).open(a.file("map")).unwrap();
+            let map = Map::of(&file, ProtFlags::READ | ProtFlags::WRITE);
+            for round in 1.. {
+                map.store(round % LEN, 1);
+                file.set_len((LEN + 4096 * (round % 100)) as u64).unwrap();
+                if is_over.load(Ordering::Relaxed) {
+                    break;
+                }
+            }
+        });
+        for round in 0..20 {
+            b.write("short", &round.to_string()).unwrap();
+        }
+        is_over.store(true, Ordering::Relaxed);
+    });
+    assert_eq!(lab.metric("sessions_held_on_total"), 0.0);
+    assert_eq!(fs::read_to_string(a.file("short")).unwrap(), "19");
+    unmounted_and_checked(&lab, &[a, b, c]);
+}
+
+/// Programs read long files, through maps and through the page cache, and find nothing of them there after each turn:
+/// some request for pages is always under way. None sees anything older than what another host has written before.
+#[test]
+fn who_reads_long_files_on_and_on_sees_what_others_write_into_them() {
+    const LONG: usize = 8 << 20;
+    const PIECE: usize = 1 << 16;
+    const FILES: usize = 3;
+    let lab = Lab::new();
+    let [a, b, c] = shared(&lab);
+    let name = |file: usize| format!("long-{file}");
+    (0..FILES).for_each(|file| fs::write(a.file(&name(file)), vec![0; LONG]).unwrap());
+    // The last value of each piece, of each file.
+    let known: Vec<AtomicU64> = (0..FILES * LONG / PIECE).map(|_| AtomicU64::new(0)).collect();
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for reader in 0..16_usize {
+            let (is_over, known) = (&is_over, &known);
+            scope.spawn(move || {
+                let file = File::open(b.file(&name(reader % FILES))).unwrap();
+                let map = Map::long(&file, ProtFlags::READ, LONG);
+                let (mut seed, mut next, mut bytes) = (reader + 1, 7 * reader, [0; PIECE]);
+                while !is_over.load(Ordering::Relaxed) {
+                    seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                    // Half of them go on from piece to piece, so that the kernel reads ahead.
+                    next = (next + 1) % (LONG / PIECE);
+                    let at = if reader % 4 < 2 { (seed >> 33) % (LONG / PIECE) } else { next };
+                    let before = known[reader % FILES * (LONG / PIECE) + at].load(Ordering::SeqCst) as u8;
+                    if reader % 2 == 0 {
+                        assert!(map.load(at * PIECE + (seed >> 50) % PIECE) >= before, "piece {at}");
+                    } else {
+                        file.read_exact_at(&mut bytes, (at * PIECE) as u64).unwrap();
+                        assert!(bytes.iter().all(|byte| *byte >= before), "piece {at}");
+                    }
+                }
+            });
+        }
+        let files: Vec<_> =
+            (0..FILES).map(|file| File::options().write(true).open(a.file(&name(file))).unwrap()).collect();
+        for round in 1..40_u8 {
+            // So that the readers have the vault in between.
+            std::thread::sleep(Duration::from_millis(20));
+            let (file, at) = (usize::from(round) % FILES, usize::from(round) * 5 % 8 * (LONG / PIECE / 8));
+            for at in at..at + 4 {
+                files[file].write_all_at(&[round; PIECE], (at * PIECE) as u64).unwrap();
+                known[file * (LONG / PIECE) + at].store(round.into(), Ordering::SeqCst);
+            }
+        }
+        is_over.store(true, Ordering::Relaxed);
+    });
+    assert_eq!(lab.metric("sessions_held_on_total"), 0.0);
     unmounted_and_checked(&lab, &[a, b, c]);
 }
 

@@ -296,6 +296,10 @@ impl FileSystem for Forest {
         self.of(handle)?.write(local_handle(handle), offset, data)
     }
 
+    fn write_pages(&self, handle: HandleId, offset: u64, data: &[u8]) -> Result<usize> {
+        self.of(handle)?.write_pages(local_handle(handle), offset, data)
+    }
+
     fn append(&self, handle: HandleId, data: &[u8]) -> Result<usize> {
         self.of(handle)?.append(local_handle(handle), data)
     }

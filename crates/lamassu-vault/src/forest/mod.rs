@@ -42,6 +42,7 @@ use member::KnownMember;
 use parking_lot::{Mutex, RwLock};
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -158,6 +159,8 @@ pub trait HeldDataset: Send {
 pub trait Cache: Send + Sync {
     /// Writes back dirty contents, and drops contents and attributes.
     fn drop_inode(&self, ino: Ino);
+    /// The same for contents in a part of the file.
+    fn drop_part(&self, ino: Ino, part: Range<u64>);
     /// Drops a name, and everything below it. Waits while a program holds the directory.
     fn drop_entry(&self, parent: Ino, name: &OsStr);
     /// The names in the root of the mount whose absence may be cached, to be dropped; they are no longer remembered.

@@ -18,6 +18,7 @@ use lamassu_crypto::KeyRing;
 use lamassu_format::header::VaultHeader;
 use lamassu_format::root::RootRecord;
 use parking_lot::Mutex;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -241,6 +242,13 @@ impl Forest {
     pub fn drop_pages(&self, files: &[Ino]) {
         if let Some(cache) = self.cache.get() {
             files.iter().for_each(|ino| cache.drop_inode(*ino));
+        }
+    }
+
+    /// The same for pages in a part of a file.
+    pub fn drop_part(&self, ino: Ino, part: Range<u64>) {
+        if let Some(cache) = self.cache.get() {
+            cache.drop_part(ino, part);
         }
     }
 

@@ -1,7 +1,7 @@
 //! Threads that carry out waiting requests, and the end of all turns.
 
 use super::freeze::Freezing;
-use super::{Need, Phase, State, Turns, Waiting};
+use super::{Need, Pages, Phase, State, Turns, Waiting};
 use parking_lot::MutexGuard;
 use std::io;
 use std::sync::Arc;
@@ -60,7 +60,7 @@ impl Turns {
         }
         let failing = std::mem::take(&mut self.state.lock().waiting);
         for Waiting { need, job, .. } in failing {
-            let turn = self.begin_request(&mut self.state.lock(), Need { fills: None, ..need });
+            let turn = self.begin_request(&mut self.state.lock(), Need { pages: Pages::No, ..need });
             job(Some(turn));
         }
     }

@@ -1,5 +1,7 @@
 use super::told::KEPT_MAX;
 use super::*;
+use std::collections::HashSet;
+use std::sync::atomic::AtomicBool;
 use std::sync::mpsc;
 use std::thread::spawn;
 
@@ -7,6 +9,16 @@ use std::thread::spawn;
 fn runner(turns: &Arc<Turns>) -> std::thread::JoinHandle<()> {
     let turns = turns.clone();
     spawn(move || turns.run_waiting())
+}
+
+/// A request for a page of a file.
+fn page(turns: &Arc<Turns>, ino: Ino, is_written: bool) -> Option<Use> {
+    turns.enter(Need::read_pages(ino, &(0..4096)).written(is_written))
+}
+
+/// The kernel has no page.
+fn end(turns: &Turns) {
+    turns.end(|ino, _| panic!("{ino} has pages"));
 }
 
 #[test]
@@ -26,7 +38,7 @@ fn requests_wait_for_a_turn_that_is_enough_for_them() {
     turns.run(Need::CHANGE, send("change"));
     assert_eq!(turns.wait_for_end(Duration::MAX / 4), Some(End::TooLittle));
     turns.stop_requests();
-    assert_eq!(turns.end(), None);
+    end(&turns);
     assert_eq!(turns.wanted(), Some(Mode::Change));
     let number = turns.begin(Mode::Change);
     assert_eq!(all_done.recv().unwrap(), "change");
@@ -36,7 +48,7 @@ fn requests_wait_for_a_turn_that_is_enough_for_them() {
     turns.run(Need::LOOK, send("late"));
     assert_eq!(turns.wait_for_end(Duration::ZERO), Some(End::Recalled));
     turns.stop_requests();
-    assert_eq!(turns.end(), None);
+    end(&turns);
     assert!(all_done.try_recv().is_err(), "what comes behind a recall waits for the next turn");
     turns.fail_waiting();
     assert_eq!(all_done.recv().unwrap(), "late");
@@ -59,22 +71,30 @@ fn a_turn_ends_when_no_page_of_it_is_left() {
     let turns = Turns::new();
     let runner = runner(&turns);
     let number = turns.begin(Mode::Change);
-    drop(turns.enter(Need::read_pages(FILE, true)).expect("a turn to change"));
+    drop(page(&turns, FILE, true).expect("a turn to change"));
     turns.recall(number);
     assert!(turns.enter(Need::LOOK).is_none());
     turns.stop_requests();
-    assert_eq!(turns.end(), Some(vec![FILE]));
-    let write = turns.enter(Need::WRITE_PAGES).expect("pages are written back");
-    let ends = spawn({
-        let turns = turns.clone();
-        move || turns.end()
+    let dropped = Mutex::new(vec![]);
+    turns.end(|ino, part| {
+        assert_eq!(part, 0..u64::MAX);
+        let mut dropped = dropped.lock();
+        if dropped.is_empty() {
+            drop(turns.enter(Need::WRITE_PAGES).expect("pages are written back"));
+            drop(turns.enter(Need::resize(FILE)).expect("no page is written back before"));
+            drop(page(&turns, FILE + 1, false).expect("pages are read"));
+        }
+        dropped.push(ino);
     });
-    drop(turns.enter(Need::read_pages(FILE + 1, false)).expect("pages are read"));
-    drop(write);
-    assert_eq!(ends.join().unwrap(), Some(vec![FILE + 1]));
-    assert_eq!(turns.end(), None);
-    assert!(turns.enter(Need::read_pages(FILE, false)).is_none() && turns.enter(Need::WRITE_PAGES).is_none());
+    assert_eq!(*dropped.lock(), [FILE, FILE + 1]);
+    for need in [Need::read_pages(FILE, &(0..4096)), Need::WRITE_PAGES, Need::resize(FILE)] {
+        assert!(turns.enter(need).is_none());
+    }
+    // Nothing waits for ever.
+    let (done, is_done) = mpsc::channel();
+    turns.read_pages(FILE, &(0..4096), || false, move |_| done.send(()).unwrap());
     turns.over();
+    is_done.recv().unwrap();
     runner.join().unwrap();
 }
 
@@ -84,8 +104,132 @@ fn a_turn_ends_when_no_page_of_it_is_left() {
 fn a_turn_that_looks_hands_out_no_page_that_may_be_changed() {
     let turns = Turns::new();
     turns.begin(Mode::Look);
-    assert!(turns.enter(Need::read_pages(1, true)).is_none());
-    drop(turns.enter(Need::read_pages(1, false)).expect("a page to look at"));
+    assert!(page(&turns, 1, true).is_none());
+    drop(page(&turns, 1, false).expect("a page to look at"));
+}
+
+/// A request for pages waits. Before its turn begins, a program opens the file for writing.
+#[test]
+fn whether_a_file_may_be_written_is_asked_when_its_pages_are_read() {
+    let turns = Turns::new();
+    let runner = runner(&turns);
+    let is_written = Arc::new(AtomicBool::new(false));
+    let (asked, (done, all_done)) = (is_written.clone(), mpsc::channel());
+    turns.read_pages(1, &(0..4096), move || asked.load(Ordering::SeqCst), move |_| done.send(()).unwrap());
+    assert_eq!(turns.wanted(), Some(Mode::Look));
+    is_written.store(true, Ordering::SeqCst);
+    turns.begin(Mode::Look);
+    assert_eq!(turns.wait_for_end(Duration::from_secs(60)), Some(End::TooLittle));
+    turns.stop_requests();
+    end(&turns);
+    assert!(all_done.try_recv().is_err());
+    turns.begin(Mode::Change);
+    all_done.recv().unwrap();
+    turns.over();
+    runner.join().unwrap();
+}
+
+/// Pages that the kernel has not asked for are put there only while it may keep them, so in no turn that only looks:
+/// the file may be open for writing by then.
+#[test]
+fn pages_are_put_into_the_cache_only_where_the_kernel_may_keep_them() {
+    let turns = Turns::new();
+    turns.begin(Mode::Look);
+    turns.keep();
+    assert!(turns.enter(Need::put_pages(1)).is_none());
+    turns.stop_requests();
+    end(&turns);
+    let number = turns.begin(Mode::Change);
+    assert!(turns.enter(Need::put_pages(1)).is_none());
+    turns.keep();
+    drop(turns.enter(Need::put_pages(1)).unwrap());
+    turns.recall(number);
+    assert!(turns.enter(Need::put_pages(1)).is_none());
+}
+
+/// The pages that a kernel has locked, by file and number, each until a request has read it.
+#[derive(Default)]
+struct Locked {
+    pages: Mutex<HashSet<(Ino, u64)>>,
+    changed: Condvar,
+}
+
+impl Locked {
+    const LEN: u64 = 4096;
+    /// The pages of a file.
+    const PAGES: u64 = 400;
+
+    fn unlock(&self, page: (Ino, u64)) {
+        self.pages.lock().remove(&page);
+        self.changed.notify_all();
+    }
+
+    /// Dropping goes from page to page, and waits for each that is locked.
+    fn drop_part(&self, ino: Ino, part: &Range<u64>) {
+        for page in part.start / Self::LEN..Self::PAGES.min(part.end / Self::LEN) {
+            self.changed.wait_while(&mut self.pages.lock(), |pages| pages.contains(&(ino, page)));
+        }
+    }
+}
+
+/// Programs read on and on, each before another one is done: there is always a request for pages under way.
+#[test]
+fn who_reads_pages_on_and_on_holds_no_turn_up() {
+    const FILES: u64 = 3;
+    let turns = Turns::new();
+    let runners = [runner(&turns), runner(&turns), runner(&turns)];
+    let (locked, is_over) = (Arc::new(Locked::default()), Arc::new(AtomicBool::new(false)));
+    turns.begin(Mode::Change);
+    // Each has pages of its own, in files of all.
+    let readers: Vec<_> = (0..8)
+        .map(|number| {
+            let (turns, locked, is_over) = (turns.clone(), locked.clone(), is_over.clone());
+            spawn(move || {
+                for round in 0.. {
+                    if is_over.load(Ordering::SeqCst) {
+                        return;
+                    }
+                    // Some read one file, and some all of them.
+                    let ino = if number < FILES { number } else { round % FILES };
+                    let page = (ino, (number + 8 * round) % Locked::PAGES);
+                    let (done, is_done) = mpsc::channel();
+                    locked.pages.lock().insert(page);
+                    let at = page.1 * Locked::LEN;
+                    let unlocks = locked.clone();
+                    turns.read_pages(
+                        ino,
+                        &(at..at + Locked::LEN),
+                        || false,
+                        move |turn| {
+                            std::thread::sleep(Duration::from_millis(3));
+                            unlocks.unlock(page);
+                            drop(turn);
+                            let _ = done.send(());
+                        },
+                    );
+                    let _ = is_done.recv();
+                }
+            })
+        })
+        .collect();
+    let (ended, has_ended) = mpsc::channel();
+    let ends = {
+        let (turns, locked) = (turns.clone(), locked.clone());
+        spawn(move || {
+            turns.stop_requests();
+            turns.end(|ino, part| locked.drop_part(ino, &part));
+            ended.send(()).unwrap();
+        })
+    };
+    has_ended.recv_timeout(Duration::from_secs(120)).expect("the turn ends");
+    ends.join().unwrap();
+    assert!(!locked.pages.lock().is_empty(), "they wait for the next turn");
+    is_over.store(true, Ordering::SeqCst);
+    turns.begin(Mode::Look);
+    readers.into_iter().for_each(|reader| reader.join().unwrap());
+    assert!(locked.pages.lock().is_empty());
+    turns.over();
+    runners.into_iter().for_each(|runner| runner.join().unwrap());
 }
 
 /// A mapped file is read in a turn that looks; a program opens it for writing, and waits for another turn.
@@ -95,16 +239,21 @@ fn pages_that_are_dropped_wait_for_no_other_turn() {
     const FILE: Ino = 7;
     let turns = Turns::new();
     turns.begin(Mode::Look);
-    drop(turns.enter(Need::read_pages(FILE, false)).unwrap());
-    drop(turns.enter(Need::read_pages(FILE, true)).expect("one more page of a file that was read in this turn"));
+    drop(page(&turns, FILE, false).unwrap());
+    drop(page(&turns, FILE, true).expect("one more page of a file that was read in this turn"));
     turns.stop_requests();
-    assert_eq!(turns.end(), Some(vec![FILE]));
-    drop(turns.enter(Need::read_pages(FILE, true)).expect("the same while its pages are dropped"));
-    assert!(turns.enter(Need::read_pages(FILE + 1, true)).is_none());
-    assert_eq!(turns.end(), Some(vec![FILE]));
-    assert_eq!(turns.end(), None);
+    let drops = std::cell::Cell::new(0);
+    turns.end(|ino, _| {
+        drops.set(drops.get() + 1);
+        if drops.get() == 1 {
+            drop(page(&turns, FILE, true).expect("the same while its pages are dropped"));
+            assert!(page(&turns, FILE + 1, true).is_none());
+        }
+        assert_eq!(ino, FILE);
+    });
+    assert_eq!(drops.get(), 2);
     turns.begin(Mode::Look);
-    assert!(turns.enter(Need::read_pages(FILE, true)).is_none(), "it is open for writing now");
+    assert!(page(&turns, FILE, true).is_none(), "it is open for writing now");
 }
 
 /// However soon a turn is recalled, what waited when it began is done in it.
@@ -121,7 +270,7 @@ fn what_waited_is_done_in_a_turn_that_is_recalled_at_once() {
     turns.recall(number);
     let runners = [runner(&turns), runner(&turns)];
     turns.stop_requests();
-    assert_eq!(turns.end(), None);
+    end(&turns);
     assert_eq!(all_done.try_iter().count(), WAITING);
     turns.over();
     for runner in runners {
@@ -140,7 +289,7 @@ fn what_the_kernel_keeps_is_named_before_the_end() {
     turns.keep();
     assert!(!turns.is_keeping() && !turns.may_keep(1), "others may have it, too: it could not be dropped");
     turns.stop_requests();
-    assert_eq!(turns.end(), None);
+    end(&turns);
     let number = turns.begin(Mode::Change);
     assert_eq!(turns.stop_keeping(), None);
     assert!(!turns.may_keep(1));
@@ -182,7 +331,7 @@ fn what_the_kernel_keeps_is_named_before_the_end() {
     assert!(turns.enter(Need::CHANGE).is_none(), "what comes now waits for the next turn");
     drop(later);
     turns.stop_requests();
-    assert_eq!(turns.end(), None);
+    end(&turns);
     assert_eq!(turns.stop_keeping(), None);
 }
 
@@ -203,7 +352,7 @@ fn a_name_of_a_later_turn_is_not_taken_for_one_of_an_earlier() {
     let end = || {
         turns.forgotten();
         turns.stop_requests();
-        assert_eq!(turns.end(), None);
+        end(&turns);
     };
     keep();
     let rounds = std::cell::Cell::new(0);
@@ -260,7 +409,7 @@ fn a_turn_knows_whether_it_changed_something_until_the_next_one() {
     assert!(!turns.is_changing());
     drop(turns.enter(Need::CHANGE));
     turns.stop_requests();
-    assert_eq!(turns.end(), None);
+    end(&turns);
     assert!(turns.is_changing(), "the driver asks between turns");
     turns.begin(Mode::Look);
     assert!(!turns.is_changing());
@@ -271,7 +420,7 @@ fn a_turn_knows_whether_it_changed_something_until_the_next_one() {
 fn reading_pages_of_a_file_that_may_be_written_delays_no_freeze() {
     let turns = Turns::new();
     turns.begin(Mode::Change);
-    let reading = turns.enter(Need::read_pages(1, true)).expect("a turn to change");
+    let reading = page(&turns, 1, true).expect("a turn to change");
     let changing = turns.enter(Need::CHANGE).unwrap();
     let freezing = spawn({
         let turns = turns.clone();
@@ -281,7 +430,7 @@ fn reading_pages_of_a_file_that_may_be_written_delays_no_freeze() {
         std::thread::yield_now();
     }
     assert!(!freezing.is_finished());
-    let more = turns.enter(Need::read_pages(2, true)).expect("pages are read while it is frozen");
+    let more = page(&turns, 2, true).expect("pages are read while it is frozen");
     assert!(turns.enter(Need::CHANGE).is_none());
     drop(changing);
     assert!(freezing.join().unwrap());
@@ -330,7 +479,7 @@ fn a_turn_is_not_kept_for_a_dataset_that_cannot_be_had() {
     run_in_both(outer.clone(), inner.clone(), Need::CHANGE, Box::new(move |_| done.send(()).unwrap()));
     outer.recall(number);
     outer.stop_requests();
-    assert_eq!(outer.end(), None);
+    end(&outer);
     assert!(all_done.try_recv().is_err());
     assert_eq!((outer.state.lock().wanted(), inner.wanted()), (None, Some(Mode::Change)));
     // It waits for the outer one first.

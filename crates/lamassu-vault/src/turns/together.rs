@@ -15,6 +15,13 @@ impl State {
         self.waiting.remove(at)
     }
 
+    /// When a waiting request may be carried out, or gives up, although nothing happens.
+    pub fn next_time(&self) -> Option<Instant> {
+        let limits = self.waiting.iter().filter_map(|waiting| waiting.until);
+        let stuck = self.ending.stuck_from().filter(|stuck| *stuck > Instant::now() && !self.waiting.is_empty());
+        limits.chain(stuck).min()
+    }
+
     /// The position of a request that has waited for as long as it may.
     pub fn overdue(&self, now: Instant) -> Option<usize> {
         self.waiting.iter().position(|waiting| waiting.until.is_some_and(|until| until <= now))

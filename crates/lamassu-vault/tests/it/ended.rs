@@ -137,6 +137,64 @@ fn names_and_attributes_that_are_lost_with_a_session_are_reported_by_fsync() {
     assert_eq!(files.map(told), [(true, false), (false, false)]);
 }
 
+/// The same through what an earlier turn opened, and nobody has used in the turn that is lost.
+#[test]
+fn what_a_lost_turn_changed_is_reported_through_what_earlier_turns_opened() {
+    let (lab, vault, table) = lent();
+    for dir in ["made-in", "left-alone"] {
+        vault.dir(dir);
+    }
+    for file in ["chmodded", "written", "untouched"] {
+        vault.put(file, b"before");
+    }
+    vault.sync_all().unwrap();
+    let dirs = ["made-in", "left-alone"].map(|dir| vault.open_dir(vault.ino(dir)).unwrap());
+    let files = ["chmodded", "written", "untouched"].map(|file| vault.open_file(vault.ino(file), RW).unwrap());
+    let (left, done) = vault.leave();
+    done.unwrap();
+    drop(vault);
+    let vault = lab.open();
+    vault.take_up(left, None).map_err(|(_, error)| error).unwrap();
+    vault.dir("made-in/d");
+    let mode = SetAttr { mode: Some(0o640), ..SetAttr::default() };
+    vault.setattr(vault.ino("chmodded"), None, &mode).unwrap();
+    let again = vault.open_file(vault.ino("written"), RW).unwrap();
+    vault.write(again, 0, b"after!").unwrap();
+    table.end();
+    let (left, done) = vault.leave();
+    done.unwrap_err();
+    let told = |handle| (left.sync(handle).is_err(), left.sync(handle).is_err());
+    let (ok, lost) = ((false, false), (true, false));
+    assert_eq!(dirs.map(told), [lost, ok]);
+    assert_eq!(files.map(told), [lost, lost, ok]);
+    assert_eq!(told(again), lost);
+}
+
+/// What the kernel writes back from a map is of the present turn, and no program is told of its result: a loss is still
+/// reported to the one that syncs.
+#[test]
+fn writing_pages_back_reports_no_loss() {
+    let (lab, vault, table) = lent();
+    let (_, handle) = vault.new_file("mapped");
+    vault.write(handle, 0, b"old").unwrap();
+    vault.sync_all().unwrap();
+    vault.write(handle, 0, b"new").unwrap();
+    table.end();
+    let (left, done) = vault.leave();
+    done.unwrap_err();
+    table.has_ended.store(false, Ordering::SeqCst);
+    let vault = lab.open();
+    vault.take_up(left, None).map_err(|(_, error)| error).unwrap();
+    assert_eq!(vault.write_pages(handle, 3, b"er").unwrap(), 2);
+    assert!(vault.fsync(handle, false).is_err());
+    vault.fsync(handle, false).unwrap();
+    assert_eq!(vault.get("mapped"), b"older");
+    vault.release(handle).unwrap();
+    let reader = vault.open_file(vault.ino("mapped"), RO).unwrap();
+    assert!(matches!(vault.write_pages(reader, 0, b"x"), Err(VaultError::BadHandle)));
+    vault.close().unwrap();
+}
+
 /// What an fsync has made durable is not lost with the session, although it is not settled.
 #[test]
 fn contents_that_were_synced_are_not_reported_as_lost() {

@@ -148,6 +148,9 @@ impl Cache for Told {
     fn drop_inode(&self, ino: Ino) {
         self.0.lock().unwrap().0.push(ino);
     }
+    fn drop_part(&self, ino: Ino, _part: std::ops::Range<u64>) {
+        self.drop_inode(ino);
+    }
     fn drop_entry(&self, parent: Ino, name: &OsStr) {
         self.0.lock().unwrap().1.push((parent, name.to_owned()));
     }
@@ -164,6 +167,9 @@ struct HeldRoot(Told, Mutex<std::sync::mpsc::Receiver<()>>);
 impl Cache for HeldRoot {
     fn drop_inode(&self, ino: Ino) {
         self.0.drop_inode(ino);
+    }
+    fn drop_part(&self, ino: Ino, part: std::ops::Range<u64>) {
+        self.0.drop_part(ino, part);
     }
     fn drop_entry(&self, parent: Ino, name: &OsStr) {
         let _ = self.1.lock().unwrap().recv();
