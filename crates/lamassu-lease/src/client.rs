@@ -381,7 +381,7 @@ mod tests {
         let resume = |grant| Do::Send(Call::Resume { held: vec![grant], kept: Vec::new(), locks: Vec::new() });
         assert_eq!(client.connected(Vec::new()), [resume(grant)], "it is not taken over yet");
         let taken_over = Do::Send(Call::TakenOver { grant });
-        assert_eq!(client.taken_over(OBJECT, now), [taken_over.clone()]);
+        assert_eq!(client.taken_over(OBJECT, now), std::slice::from_ref(&taken_over));
         assert_eq!(client.connected(Vec::new()), [resume(grant), taken_over]);
         let _ = client.reduce(OBJECT);
         assert_eq!(client.connected(Vec::new()), [resume(Grant { mode: Mode::Shared, ..grant })]);

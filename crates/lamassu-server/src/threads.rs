@@ -153,13 +153,29 @@ async fn both_of((turn, share): (&Arc<Semaphore>, &Arc<Semaphore>), kept: &Arc<S
 /// turn: sessions may take long to begin, and the vault's heartbeats would wait as long. Who has a place keeps it for a
 /// limited time: a few slow vaults would hold up all others.
 async fn turn_and_place(turn: &Arc<Semaphore>, places: &Arc<Semaphore>) -> Result<Both, Status> {
+    if let Some(both) = free_together(turn, places).await? {
+        return Ok(both);
+    }
+    // Its position among those who wait for the turn is kept when the place is given back.
+    let mut queued = None;
     loop {
-        if let Some(both) = free_together(turn, places).await? {
-            return Ok(both);
-        }
-        let place = one_of(places).await?;
-        if let Ok(turn) = tokio::time::timeout(PLACE_KEPT, one_of(turn)).await {
-            return Ok((turn?, place));
+        let place = match &mut queued {
+            None => one_of(places).await?,
+            Some(in_queue) => tokio::select! {
+                place = one_of(places) => place?,
+                came = in_queue => {
+                    let came = came?;
+                    if let Ok(place) = places.clone().try_acquire_owned() {
+                        return Ok((came, place));
+                    }
+                    queued = None;
+                    continue;
+                }
+            },
+        };
+        let in_queue = queued.get_or_insert_with(|| Box::pin(one_of(turn)));
+        if let Ok(came) = tokio::time::timeout(PLACE_KEPT, in_queue).await {
+            return Ok((came?, place));
         }
     }
 }

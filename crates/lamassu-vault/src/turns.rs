@@ -481,6 +481,7 @@ impl Turns {
         let until = Instant::now() + at_most;
         let mut state = self.state.lock();
         loop {
+            self.wake_ready(&state);
             let lacks = matches!(state.phase, Phase::Here(mode) if state.wanted().is_some_and(|wanted| wanted > mode));
             let end = match () {
                 () if state.is_stopping => End::Stopping,
@@ -492,6 +493,14 @@ impl Turns {
             };
             state.is_ending = true;
             return Some(end);
+        }
+    }
+
+    /// Has waiting requests carried out that have become ready without a word: a file may be written no more, so that a
+    /// read of its pages needs less. Called again and again in each turn.
+    fn wake_ready(&self, state: &State) {
+        if state.next().is_some() {
+            self.runnable.notify_all();
         }
     }
 

@@ -58,10 +58,12 @@ const TTL: Duration = Duration::from_secs(24 * 3600);
 const TTL_WRITE_BACK: Duration = Duration::from_secs(1);
 /// Largest write request, bytes.
 const MAX_WRITE: u32 = 1 << 20;
-/// Requests the kernel may have under way in the background (read-ahead, write-back, asynchronous O_DIRECT). Where
-/// hosts take turns, as many as it can count: those that wait for a turn hold no thread here, and the write-back of
-/// another vault, which the end of that vault's turn waits for, must not wait behind them.
+/// Requests the kernel may have under way in the background (read-ahead, write-back, asynchronous O_DIRECT).
 const MAX_BACKGROUND: u16 = 64;
+/// The part of the memory that the data of such requests may take where hosts take turns. They are many there: those
+/// that wait for a turn hold no thread, and the write-back of another vault, which the end of that vault's turn waits
+/// for, must not wait behind them.
+const BACKGROUND_PART: u64 = 16;
 
 /// Capabilities asked for in every cache mode, if the kernel has them. Not `FUSE_ATOMIC_O_TRUNC`: with it an open with
 /// `O_RDONLY | O_TRUNC` empties a running program, and only then the kernel refuses the open (`ETXTBSY`).
@@ -423,7 +425,7 @@ impl<F: FileSystem> Adapter<F> {
         debug_assert!(!refused, "only offered capabilities are asked for");
         // An invalid value gives an error with the nearest valid one. Then the kernel's default stays, which works too.
         let _ = config.set_max_write(MAX_WRITE);
-        let background = if self.0.fs.hosts_take_turns() { u16::MAX } else { MAX_BACKGROUND };
+        let background = if self.0.fs.hosts_take_turns() { background_by_turns() } else { MAX_BACKGROUND };
         let _ = config.set_max_background(background);
         let _ = config.set_congestion_threshold(background / 4 * 3);
         if let Err(most) = config.set_max_readahead(MAX_WRITE) {
@@ -431,6 +433,14 @@ impl<F: FileSystem> Adapter<F> {
         }
         tracing::debug!(abi = ?config.kernel_abi(), missing = ?(wanted & !config.capabilities()), "FUSE handshake");
     }
+}
+
+/// See [`BACKGROUND_PART`].
+fn background_by_turns() -> u16 {
+    let system = rustix::system::sysinfo();
+    let memory = (system.totalram as u64).saturating_mul(system.mem_unit.into());
+    let most = memory / BACKGROUND_PART / u64::from(MAX_WRITE);
+    u16::try_from(most).unwrap_or(u16::MAX).max(MAX_BACKGROUND)
 }
 
 /// Runs a handler; a panic in it becomes a log line, and the dropped reply answers `EIO`.

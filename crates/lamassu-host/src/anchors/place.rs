@@ -234,12 +234,13 @@ impl Anchors {
         let noted = self.note_of(around).map(|note| read_note(&note)).transpose()?.flatten();
         let Some(Noted::Server(server)) = noted else { return Ok(()) };
         match self.is_kept_by(&server, vault) {
-            Ok(false) => Ok(()),
+            // Who has no grant is told that there is none. Who may use the vault around it may use what lies in it.
+            Ok(false) if vault != around && self.is_kept_by(&server, around).is_ok_and(|is_kept| is_kept) => Ok(()),
             Err(error) if is_away(&error) => {
                 tracing::warn!(%server, "this server, which keeps the anchor as far as this host knows, does not answer");
                 Ok(())
             }
-            Ok(true) | Err(_) => Err(Error::AnchorAtServer { server }),
+            Ok(_) | Err(_) => Err(Error::AnchorAtServer { server }),
         }
     }
 

@@ -20,13 +20,14 @@ use lamassu_vault::anchor::datasets_among;
 use lamassu_vault::{VaultError, has_interrupted_sessions};
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// A vault, or a dataset, that has datasets in it.
 struct Around {
     /// `None`: no key at hand opens it.
     ring: Option<KeyRing>,
     /// The datasets in it, as its anchor says; `None`: not known.
-    has: Option<HashSet<VaultId>>,
+    has: Option<Arc<HashSet<VaultId>>>,
 }
 
 impl Original {
@@ -55,7 +56,9 @@ impl Original {
         let place = Place::of(&self.dir)?;
         let below = headers_below(&self.dir)?;
         let ids: HashSet<VaultId> = below.iter().map(|(_, header)| header.id()).collect();
-        let has = anchor.map(|table| datasets_among(table, &ids)).transpose()?;
+        let has = anchor.map(|table| datasets_among(table, &ids)).transpose()?.map(Arc::new);
+        // The store can show a dataset's header in many places.
+        let mut looks: HashMap<VaultId, Option<Arc<HashSet<VaultId>>>> = HashMap::new();
         let mut known = HashMap::from([(PathBuf::new(), Around { ring: Some(ring), has })]);
         let mut attempt = policy.attempt(&self.material);
         for (stored, header) in below {
@@ -66,7 +69,7 @@ impl Original {
             let has = above.clone().next().and_then(|around| around.has.as_ref());
             if has.is_some_and(|has| !has.contains(&header.id())) {
                 // Nobody uses it, nor what is in it.
-                known.insert(stored, Around { ring: None, has: Some(HashSet::new()) });
+                known.insert(stored, Around { ring: None, has: Some(Arc::default()) });
                 continue;
             }
             let opened = above.find_map(|around| around.ring.as_ref()).map(|ring| unlock_by_parent(&header, ring));
@@ -86,8 +89,11 @@ impl Original {
                 Some(Err(error)) => return Err(error).at(&self.dir.join(&stored)),
             }
             let has_any = header.has_datasets() && header.is_anchored();
-            let has = has_any.then(|| look(policy, &header.id(), quiet).ok()).flatten();
-            let has = has.and_then(|(_, table)| datasets_among(&table, &ids).ok());
+            let look = || {
+                let (_, table) = look(policy, &header.id(), quiet).ok()?;
+                datasets_among(&table, &ids).ok().map(Arc::new)
+            };
+            let has = if has_any { looks.entry(header.id()).or_insert_with(look).clone() } else { None };
             known.insert(stored, Around { ring, has });
         }
         Ok(unknown)
@@ -117,7 +123,6 @@ mod tests {
     use lamassu_vault::{Access, Owner, ROOT, Vault};
     use std::ffi::OsStr;
     use std::fs;
-    use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     /// A dataset in a vault's directory: its header, and a ring of its keys.

@@ -143,10 +143,12 @@ pub(super) fn replaced_header(old: &File, path: &Path) -> Result<(), FileError> 
     }
 }
 
-/// Erases the header `old`, which was replaced and kept as `path`, if it has lost that name and has no other.
+/// Erases the header `old`, which was replaced and kept as `path`, if it has lost that name and has no other. Not every
+/// file system counts names: one is what is counted where they are not.
 pub(super) fn nameless(old: &File, path: &Path) -> Result<Option<Erased>, FileError> {
     let meta = old.metadata().map_err(writing("stat", path))?;
-    match meta.is_file() && meta.nlink() == 0 {
+    let is_there = path.symlink_metadata().is_ok_and(|m| (m.dev(), m.ino()) == (meta.dev(), meta.ino()));
+    match meta.is_file() && !is_there && meta.nlink() <= 1 {
         true => emptied(&writable(old).map_err(writing("open", path))?, path),
         false => Ok(None),
     }

@@ -12,14 +12,16 @@ impl Update {
         self.path.with_file_name(name::HEADER_REPLACING)
     }
 
-    /// Gives the old header its second name, and removes one that an earlier attempt has left there.
-    pub(super) fn link_kept(&self) -> io::Result<()> {
+    /// Gives the old header its second name, and removes one that an earlier attempt has left there. False: it has that
+    /// name already, perhaps from another host.
+    pub(super) fn link_kept(&self) -> io::Result<bool> {
         let kept = self.kept_path();
         if id_of(&kept).is_some() && id_of(&kept) == id_of(&self.path) {
-            return Ok(());
+            return Ok(false);
         }
         erase::replaced(&kept).map_err(io::Error::other)?;
-        std::fs::hard_link(&self.path, &kept)
+        std::fs::hard_link(&self.path, &kept)?;
+        Ok(true)
     }
 
     /// Undoes a [`Update::replace_keeping`] that left no header.

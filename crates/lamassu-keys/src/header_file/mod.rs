@@ -28,6 +28,7 @@ use lamassu_crypto::wrap;
 use lamassu_format::header::{HEADER_MAX, Header, HistoryMark, VaultId};
 use lamassu_format::name;
 use regular::Links;
+use std::cell::Cell;
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -290,22 +291,28 @@ impl Update {
         let mode = self.take_over_owner()?;
         let (path, kept) = (self.path.clone(), self.kept_path());
         let old = regular::open(&path);
-        let erased = if lies_in_the_store(&path) && erase::keeps_names(&path) && self.link_kept().is_ok() {
-            let done = self.put(header, mode, steps::replace_keeping);
-            if done.is_err() && id_of(&kept) == id_of(&path) {
-                let _ = std::fs::remove_file(&kept);
+        let may_keep = lies_in_the_store(&path) && erase::keeps_names(&path);
+        // Whether the old header has its second name, and whether this update has given it.
+        let kept_by = Cell::new(None);
+        let done = self.put(header, mode, |update, json| {
+            update.go_on()?;
+            kept_by.set(if may_keep { update.link_kept().ok() } else { None });
+            if kept_by.get().is_some() {
+                return steps::replace_keeping(update, json);
             }
-            done?;
-            old.map_err(writing("open", &path)).and_then(|old| {
+            update.remove_second_name(name::HEADER_REPLACING)?;
+            steps::replace(update, json)
+        });
+        if done.is_err() && kept_by.get() == Some(true) && id_of(&kept) == id_of(&path) {
+            let _ = std::fs::remove_file(&kept);
+        }
+        done?;
+        let erased = match kept_by.get() {
+            Some(_) => old.map_err(writing("open", &path)).and_then(|old| {
                 warn_of_copies(&old, &path);
                 erase::replaced_header(&old, &kept)
-            })
-        } else {
-            self.put(header, mode, |update, json| {
-                update.remove_second_name(name::HEADER_REPLACING)?;
-                steps::replace(update, json)
-            })?;
-            old.map_or(Ok(()), |old| erase::unnamed(&old, &path))
+            }),
+            None => old.map_or(Ok(()), |old| erase::unnamed(&old, &path)),
         };
         // The change was made, so a failure here is not an error of it.
         if let Err(error) = erased {
@@ -448,6 +455,7 @@ impl Steps for Update {
         }
         // Not every store has hard links.
         self.link_kept()
+            .map(drop)
             .or_else(|_| std::fs::rename(&self.path, &kept))
             .map_err(writing("keep the old header as", &kept))
     }

@@ -150,7 +150,7 @@ impl Core {
         // I11: after a barrier that failed, what is shown may never get to disk. Which barriers have failed for an
         // earlier process is not known, so everything that is accepted is written again, once. A file that cannot be
         // written stays as it is.
-        if !pages.is_empty() {
+        if !pages.is_empty() && !self.is_mute(st) {
             self.keeping_mtime(st, |core, st| core.write_pending_again(st, &pages))?;
         }
         for g in pages {

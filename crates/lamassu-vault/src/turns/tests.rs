@@ -491,3 +491,77 @@ fn a_turn_is_not_kept_for_a_dataset_that_cannot_be_had() {
     inner.over();
     runners.into_iter().for_each(|runner| runner.join().unwrap());
 }
+
+/// A read of pages whose file was open for writing when it came, and is not any more: nothing tells the turns.
+#[test]
+fn a_read_that_needs_less_by_now_is_carried_out() {
+    let turns = Turns::new();
+    let runner = runner(&turns);
+    let is_written = Arc::new(AtomicBool::new(true));
+    let (limit, (done, is_done)) = (Duration::from_secs(60), mpsc::channel());
+    let reads = |done: mpsc::Sender<()>| {
+        let asked = is_written.clone();
+        let is_written = move || asked.load(Ordering::SeqCst);
+        turns.read_pages(1, &(0..4096), is_written, move |turn| {
+            drop(turn);
+            done.send(()).unwrap();
+        });
+    };
+    turns.begin(Mode::Look);
+    reads(done.clone());
+    is_written.store(false, Ordering::SeqCst);
+    let until = Instant::now() + limit;
+    while is_done.try_recv().is_err() {
+        assert_eq!(turns.wait_for_end(Duration::from_millis(1)), None);
+        assert!(Instant::now() < until, "it is carried out");
+    }
+    // While the turn ends: it was waiting when the turn began.
+    is_written.store(true, Ordering::SeqCst);
+    turns.stop_requests();
+    turns.end(|_, _| {});
+    reads(done);
+    turns.begin(Mode::Look);
+    let looks = turns.enter(Need::LOOK).unwrap();
+    let ends = spawn({
+        let turns = turns.clone();
+        move || {
+            turns.stop_requests();
+            turns.end(|_, _| {});
+        }
+    });
+    std::thread::sleep(Duration::from_millis(50));
+    is_written.store(false, Ordering::SeqCst);
+    drop(looks);
+    is_done.recv_timeout(limit).unwrap();
+    ends.join().unwrap();
+    turns.over();
+    runner.join().unwrap();
+}
+
+/// Threads that write pages back on and on, until those are dropped.
+#[test]
+fn who_writes_pages_on_and_on_holds_no_turn_up() {
+    let turns = Turns::new();
+    turns.begin(Mode::Change);
+    drop(page(&turns, 1, true));
+    let is_dropped = Arc::new(AtomicBool::new(false));
+    let (one, other) = (turns.enter(Need::WRITE_PAGES).unwrap(), turns.clone());
+    let dropped = is_dropped.clone();
+    let writes = spawn(move || {
+        let mut last = one;
+        while !dropped.load(Ordering::SeqCst) {
+            // The next one begins before the last one ends.
+            last = other.enter(Need::WRITE_PAGES).unwrap();
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        drop(last);
+    });
+    turns.stop_requests();
+    let begun = Instant::now();
+    // Not before reads are held back.
+    turns.end(|_, _| match begun.elapsed() > 2 * SHARE {
+        true => is_dropped.store(true, Ordering::SeqCst),
+        false => drop(page(&turns, 1, true)),
+    });
+    writes.join().unwrap();
+}

@@ -17,9 +17,11 @@ pub(super) const RECORD_FAILED: &str = "record failed";
 /// A record is durable, and its commit has not returned.
 pub(super) const RECORD_WRITTEN: &str = "record written";
 
+type Hook = Box<dyn FnOnce() + Send>;
+
 /// What a test does at a place of the code, once.
 #[derive(Default)]
-pub(super) struct Hooks(Mutex<HashMap<&'static str, Box<dyn FnOnce() + Send>>>);
+pub(super) struct Hooks(Mutex<HashMap<&'static str, Hook>>);
 
 impl std::fmt::Debug for Hooks {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
