@@ -122,6 +122,9 @@ impl Destruction {
         if self.begun().is_none() {
             return Err(KeyError::OtherHeader);
         }
+        // The present header's own other names: what is erased below is never that header.
+        self.update.clear_second_names()?;
+        self.update.remove_second_name(name::HEADER_REPLACING)?;
         let new = self.update.erase_new()?;
         let dir = self.update.path().parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let listing = |source| FileError::Read { op: "list", path: dir.into(), source };
@@ -138,13 +141,13 @@ impl Destruction {
                 continue;
             }
             if by_name || file.as_bytes().starts_with(name::RESERVED_PREFIX.as_bytes()) {
-                done.erase(&path, &self.header.id())?;
+                done.erase((&path, self.update.path()), &self.header.id())?;
             } else {
                 done.copies.push(file.to_string_lossy().into_owned());
             }
         }
         // Last: while it is there, the next run knows that there is something left to do.
-        done.erase(&self.update.kept_path(), &self.header.id())?;
+        done.erase((&self.update.kept_path(), self.update.path()), &self.header.id())?;
         done.erased.sort_by(|a, b| a.file.cmp(&b.file));
         done.copies.sort();
         Ok(done)
@@ -152,7 +155,11 @@ impl Destruction {
 }
 
 impl Cleared {
-    fn erase(&mut self, path: &Path, id: &VaultId) -> Result<(), KeyError> {
+    /// Not the header in place, whatever name it has.
+    fn erase(&mut self, (path, header): (&Path, &Path), id: &VaultId) -> Result<(), KeyError> {
+        if header_file::is_one_file(path, header) {
+            return Ok(());
+        }
         match erase::file(path, id)? {
             erase::Outcome::Nothing => {}
             erase::Outcome::Erased(erased) => self.erased.push(erased),

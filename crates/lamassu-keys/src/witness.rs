@@ -16,8 +16,8 @@ pub type WitnessError = Box<dyn std::error::Error + Send + Sync>;
 pub enum Basis {
     /// The header that was read: its digest.
     Read([u8; 32]),
-    /// There was none, or a person has decided what it shall be.
-    Decided,
+    /// There was none, or a person has decided what it shall be. Digest of the one in place, if it could be read.
+    Decided(Option<[u8; 32]>),
 }
 
 /// A header that is about to replace another.

@@ -238,7 +238,7 @@ impl OpenVault {
     fn infos(&self, failed: &mut dyn FnMut(VolumeError)) -> Vec<Info> {
         let volumes = self.volumes();
         if self.settings.volumes.is_empty() {
-            let odd = &mut |error: VolumeError| match error {
+            let odd = &mut |_: &str, error: VolumeError| match error {
                 VolumeError::NotAVolume { .. } => tracing::debug!(%error, "not exported"),
                 error => failed(error),
             };

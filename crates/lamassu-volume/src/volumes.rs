@@ -104,12 +104,12 @@ impl Volumes {
         self.file(name).map(|(_, info)| info)
     }
 
-    /// All volumes and snapshots, by name. `odd` is called for each file that is none, with
-    /// [`VolumeError::NotAVolume`], and for each that cannot be described, with the reason.
+    /// All volumes and snapshots, by name. `odd` is called with the name of each file that is none, and
+    /// [`VolumeError::NotAVolume`], and with that of each that cannot be described, and the reason.
     ///
     /// # Errors
     /// Those of the vault about the directory.
-    pub fn list(&self, odd: &mut dyn FnMut(VolumeError)) -> Result<Vec<Info>> {
+    pub fn list(&self, odd: &mut dyn FnMut(&str, VolumeError)) -> Result<Vec<Info>> {
         let mut found = Vec::new();
         let Some(directory) = self.directory()? else { return Ok(found) };
         for file in directory.names()? {
@@ -118,14 +118,15 @@ impl Volumes {
                 continue;
             }
             let Ok(name) = text.parse() else {
-                odd(VolumeError::NotAVolume { what: text.into(), why: "no volume has such a name" });
+                let error = VolumeError::NotAVolume { what: text.to_string(), why: "no volume has such a name" };
+                odd(&text, error);
                 continue;
             };
             match self.info(&name) {
                 Ok(info) => found.push(info),
                 // Removed meanwhile, by a writer beside an export that takes no lock.
                 Err(VolumeError::NotFound(_)) => {}
-                Err(error) => odd(error),
+                Err(error) => odd(&text, error),
             }
         }
         found.sort_unstable_by(|a, b| a.name.cmp(&b.name));

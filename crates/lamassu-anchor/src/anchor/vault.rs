@@ -11,8 +11,8 @@ use std::collections::HashSet;
 /// The header that a replacement is based on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HeaderBasis {
-    /// There is none yet, or a person decides what it shall be.
-    Decided,
+    /// There is none yet, or a person decides what it shall be. Digest of the one in place, if it could be read.
+    Decided(Option<Digest>),
     /// The header that was read and changed.
     Read(Digest),
 }
@@ -74,10 +74,11 @@ impl Anchor {
             let old = match (basis, vault.header) {
                 (HeaderBasis::Read(read), header) if !header.is_current(read) => return false,
                 (HeaderBasis::Read(read), _) => read,
-                (HeaderBasis::Decided, Sealed::Nothing) => Digest::NONE,
-                // It is unknown which of the two headers is in place. The newer one is taken as the old one here: a
+                (HeaderBasis::Decided(Some(in_place)), header) if header.is_current(in_place) => in_place,
+                (HeaderBasis::Decided(_), Sealed::Nothing) => Digest::NONE,
+                // Neither of two headers could be read in its place. The newer one is taken as the old one here: a
                 // person's decision replaces either.
-                (HeaderBasis::Decided, Sealed::Is(old) | Sealed::Becomes { new: old, .. }) => old,
+                (HeaderBasis::Decided(_), Sealed::Is(old) | Sealed::Becomes { new: old, .. }) => old,
             };
             // If two were current, this is the one that is in place, with its history.
             vault.settle_header(old);

@@ -85,7 +85,7 @@ fn what_was_changed_or_cut_off_is_refused() {
 fn a_copy_has_the_same_objects_under_another_id() {
     let dir = tempfile::tempdir().unwrap();
     let origin = anchor(&dir.path().join("a"), 5);
-    assert!(origin.replacing_header(HeaderBasis::Decided, Digest([1; 32]), None).unwrap());
+    assert!(origin.replacing_header(HeaderBasis::Decided(None), Digest([1; 32]), None).unwrap());
     assert!(origin.header_is(Digest([1; 32])).unwrap());
     let entries = origin.entries(ObjectId::ROOT).unwrap();
     drop(origin);
@@ -103,7 +103,7 @@ fn a_header_is_replaced_on_top_of_the_newest_alone() {
     let dir = tempfile::tempdir().unwrap();
     let anchor = anchor(&dir.path().join("a"), 0);
     let digest = |n| Digest([n; 32]);
-    assert!(anchor.replacing_header(HeaderBasis::Decided, digest(1), Some((1, digest(9)))).unwrap());
+    assert!(anchor.replacing_header(HeaderBasis::Decided(None), digest(1), Some((1, digest(9)))).unwrap());
     let replaces = |basis, new| anchor.replacing_header(HeaderBasis::Read(basis), new, Some((2, digest(9)))).unwrap();
     // Interrupted: both are current.
     assert!(anchor.vault().header.is_current(digest(1)) && anchor.vault().header.is_current(Digest::NONE));
@@ -114,6 +114,24 @@ fn a_header_is_replaced_on_top_of_the_newest_alone() {
     assert!(replaces(digest(1), digest(2)));
     assert!(anchor.header_is(digest(2)).unwrap());
     assert!(!replaces(digest(1), digest(3)), "an older header is no basis");
-    assert!(anchor.replacing_header(HeaderBasis::Decided, digest(1), None).unwrap(), "a person may decide");
+    assert!(anchor.replacing_header(HeaderBasis::Decided(None), digest(1), None).unwrap(), "a person may decide");
     assert_eq!(anchor.vault().history, (2, digest(9)));
+}
+
+/// A person's decision that is cut off again and again, each time before the header is replaced.
+#[test]
+fn the_header_in_place_stays_current_until_it_is_replaced() {
+    let dir = tempfile::tempdir().unwrap();
+    let anchor = anchor(&dir.path().join("a"), 0);
+    let digest = |n| Digest([n; 32]);
+    let decides = |in_place, new| anchor.replacing_header(HeaderBasis::Decided(in_place), new, None).unwrap();
+    assert!(decides(None, digest(1)));
+    assert!(anchor.header_is(digest(1)).unwrap());
+    for new in 2..5 {
+        assert!(decides(Some(digest(1)), digest(new)));
+        assert_eq!(anchor.vault().header, Sealed::Becomes { old: digest(1), new: digest(new) });
+    }
+    // An older one that the store shows is none of them.
+    assert!(decides(Some(digest(9)), digest(5)));
+    assert_eq!(anchor.vault().header, Sealed::Becomes { old: digest(4), new: digest(5) });
 }

@@ -361,7 +361,7 @@ impl Witness for Anchors {
                 Basis::Read(read) if !anchor.vault().header.is_current(lamassu_anchor::Digest(read)) => {
                     return Err(proof::outdated(proof::HEADER).into());
                 }
-                Basis::Read(_) | Basis::Decided => {}
+                Basis::Read(_) | Basis::Decided(_) => {}
             }
         }
         Ok(Box::new(Held { anchor }))
@@ -376,7 +376,7 @@ impl Witness for Anchors {
             proof::sync(dir)?;
         }
         let basis = match basis {
-            Basis::Decided => HeaderBasis::Decided,
+            Basis::Decided(in_place) => HeaderBasis::Decided(in_place.map(lamassu_anchor::Digest)),
             Basis::Read(read) => HeaderBasis::Read(lamassu_anchor::Digest(*read)),
         };
         let history = history.map(|mark| (mark.count, lamassu_anchor::Digest(mark.head.0)));

@@ -107,7 +107,7 @@ fn an_anchor_that_is_remembered_counts_while_its_disk_is_away() {
     assert!(again.is_there(&VAULT).unwrap());
     assert!(matches!(again.file_to_replace(&VAULT), Err(Error::RememberedAnchorGone { path }) if path == file));
     // A header that says nothing of an anchor is older than it.
-    let lost = Replacement { is_anchored: false, ..replacement(Basis::Decided, 5) };
+    let lost = Replacement { is_anchored: false, ..replacement(Basis::Decided(None), 5) };
     assert!(again.replacing(&lost).is_err());
     // The user says where the new one is to be.
     let chosen = host.again(Choice::File(host.path("b")));
@@ -169,7 +169,7 @@ fn a_header_is_known_before_it_is_replaced() {
     let host = Host::new();
     let _ = host.make(VAULT, &host.anchors.usual(&VAULT).unwrap()).unwrap().keep();
     let digest = |n| Digest([n; 32]);
-    host.anchors.replacing(&replacement(Basis::Decided, 1)).unwrap().replaced().unwrap();
+    host.anchors.replacing(&replacement(Basis::Decided(None), 1)).unwrap().replaced().unwrap();
     assert_eq!(host.header(), Sealed::Is(digest(1)));
     drop(host.anchors.replacing(&replacement(Basis::Read([1; 32]), 2)).unwrap());
     assert_eq!(host.header(), Sealed::Becomes { old: digest(1), new: digest(2) });
@@ -182,9 +182,9 @@ fn a_header_is_known_before_it_is_replaced() {
     ));
     assert_eq!(host.header(), Sealed::Is(digest(3)));
     let unverified = host.again(Choice::Unverified);
-    assert!(unverified.replacing(&replacement(Basis::Decided, 5)).is_err());
+    assert!(unverified.replacing(&replacement(Basis::Decided(None), 5)).is_err());
     // A vault without an anchor has nobody to ask.
-    let other = Replacement { id: OTHER, is_anchored: false, ..replacement(Basis::Decided, 5) };
+    let other = Replacement { id: OTHER, is_anchored: false, ..replacement(Basis::Decided(None), 5) };
     drop(host.again(Choice::Remembered).replacing(&other).unwrap());
     let lost = Replacement { is_anchored: true, ..other };
     assert!(host.again(Choice::Remembered).replacing(&lost).is_err());

@@ -49,7 +49,7 @@ impl Update {
 
     /// Removes another name of the present header. Only for who may change the store: where locks do not reach other
     /// hosts, one of them may have given its header that name a moment ago, to find it again.
-    pub(super) fn remove_second_name(&self, name: &str) -> Result<(), FileError> {
+    pub(crate) fn remove_second_name(&self, name: &str) -> Result<(), FileError> {
         let present = id_of(&self.path).filter(|_| lies_in_the_store(&self.path));
         let second = self.path.with_file_name(name);
         if present.is_none() || id_of(&second) != present {

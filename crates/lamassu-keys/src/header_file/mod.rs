@@ -244,7 +244,7 @@ impl Update {
     fn basis(&self) -> Basis {
         match self.basis.get() {
             Some(read) if !self.is_decided => Basis::Read(*read),
-            Some(_) | None => Basis::Decided,
+            in_place => Basis::Decided(in_place.copied()),
         }
     }
 
@@ -557,6 +557,11 @@ fn links_of(path: &Path) -> Links {
 /// The file to which a name leads.
 fn id_of(path: &Path) -> Option<(u64, u64)> {
     path.symlink_metadata().map(|m| (m.dev(), m.ino())).ok()
+}
+
+/// Whether two names lead to one file.
+pub(crate) fn is_one_file(a: &Path, b: &Path) -> bool {
+    id_of(a).is_some() && id_of(a) == id_of(b)
 }
 
 fn is_same(file: &File, path: &Path) -> io::Result<bool> {

@@ -99,7 +99,7 @@ fn leftovers_of_killed_copies_go() {
     };
     leave(".new-b");
     leave(".new-a@s");
-    assert_eq!(lab.volumes().list(&mut |odd| panic!("{odd}")).unwrap().len(), 1);
+    assert_eq!(lab.volumes().list(&mut |name, odd| panic!("{name}: {odd}")).unwrap().len(), 1);
     drop(lab.volume("c", MIB));
     assert_eq!(lab.files(), ["a", "c"]);
     leave(".new-b");

@@ -230,9 +230,12 @@ fn changed<T>(ui: &Ui, vault: &VaultArg, change: impl FnOnce(&Volumes) -> Result
 fn list(ui: &Ui, args: &ListArgs) -> Result<Code> {
     let forest = open::forest(ui, &args.vault.dir, &args.vault.key, true)?;
     let mut failed = None;
-    let found = Volumes::of(&forest).list(&mut |odd| match odd {
+    let found = Volumes::of(&forest).list(&mut |name, odd| match odd {
         VolumeError::NotAVolume { .. } => ui.warn(odd),
-        error => _ = failed.get_or_insert(error),
+        error => {
+            ui.warn(format_args!("the volume {name} cannot be described: {error}"));
+            failed.get_or_insert(error);
+        }
     })?;
     show(args, &found)?;
     match failed {
