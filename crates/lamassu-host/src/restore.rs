@@ -140,7 +140,8 @@ impl Restore<'_> {
     ///
     /// # Errors
     /// [`Error::OtherVault`], [`Error::OtherId`], [`Error::NewerKeys`]; [`Error::Usage`] for a copy that the restore
-    /// would overwrite; those of keys, of headers' files and of the store. Then nothing has changed.
+    /// would overwrite; those of keys, of headers' files and of the store. Then the header has not changed; one that an
+    /// earlier restore has kept may be gone if the store failed.
     pub fn put_back(&self, copy: &Copy, material: &Material) -> Result<Option<PathBuf>> {
         match copy {
             Copy::Vault(header) => {

@@ -155,12 +155,8 @@ impl Destruction {
 }
 
 impl Cleared {
-    /// Not the header in place, whatever name it has.
     fn erase(&mut self, (path, header): (&Path, &Path), id: &VaultId) -> Result<(), KeyError> {
-        if header_file::is_one_file(path, header) {
-            return Ok(());
-        }
-        match erase::file(path, id)? {
+        match erase::file(path, header, id)? {
             erase::Outcome::Nothing => {}
             erase::Outcome::Erased(erased) => self.erased.push(erased),
             erase::Outcome::Left => {

@@ -12,7 +12,7 @@ use lamassu_format::header::{HEADER_MAX, Header, VaultHeader, VaultId};
 use rustix::fs::FallocateFlags;
 use serde::{Deserialize, Serialize};
 use std::fs::{File, Metadata, OpenOptions, Permissions};
-use std::io::{self, Read};
+use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -43,12 +43,21 @@ pub enum Outcome {
     Left,
 }
 
-/// Overwrites a file, syncs it, frees its blocks and removes it, if it is an old header of the vault `id`.
+/// Overwrites a file, syncs it, frees its blocks and removes it, if it is an old header of the vault `id`. If it is the
+/// one in place, at `header`, it only loses this name.
 ///
 /// # Errors
 /// [`FileError::Write`].
-pub fn file(path: &Path, id: &VaultId) -> Result<Outcome, FileError> {
+pub fn file(path: &Path, header: &Path, id: &VaultId) -> Result<Outcome, FileError> {
     let Some((file, meta)) = regular(path)? else { return Ok(Outcome::Nothing) };
+    match header.symlink_metadata() {
+        Ok(m) if (m.dev(), m.ino()) == (meta.dev(), meta.ino()) => {
+            return std::fs::remove_file(path).map(|()| Outcome::Nothing).map_err(writing("remove", path));
+        }
+        // Without an answer it may be that one.
+        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(writing("stat", header)(e)),
+        Ok(_) | Err(_) => {}
+    }
     if !may_be_overwritten(&file, &meta, id) {
         return Ok(Outcome::Left);
     }
@@ -63,12 +72,14 @@ pub fn has_left(path: &Path, id: &VaultId) -> bool {
 /// A file without another name may be half overwritten by an interrupted run, so it is erased. Others must be headers
 /// of the vault by their content.
 fn may_be_overwritten(file: &File, meta: &Metadata, id: &VaultId) -> bool {
-    if meta.nlink() <= 1 {
-        return true;
-    }
-    let mut bytes = Vec::new();
-    let is_read = file.take(HEADER_MAX as u64 + 1).read_to_end(&mut bytes).is_ok();
-    is_read && VaultHeader::parse(&bytes).is_ok_and(|header| header.id() == *id)
+    meta.nlink() <= 1 || is_header_of(file, id)
+}
+
+/// Whether the content of a file is a header of the vault `id`.
+fn is_header_of(file: &File, id: &VaultId) -> bool {
+    let mut bytes = vec![0; HEADER_MAX + 1];
+    let Ok(len) = file.read_at(&mut bytes, 0) else { return false };
+    VaultHeader::parse(&bytes[..len]).is_ok_and(|header| header.id() == *id)
 }
 
 /// Opens the regular file at `path` once: all checks and changes then apply to the same file.
@@ -83,8 +94,9 @@ fn regular(path: &Path) -> Result<Option<(File, Metadata)>, FileError> {
     Ok(Some((file, meta)))
 }
 
-/// Erases the open file at `path`.
+/// Erases the open file at `path`. What took its place is durable before: a power cut would bring the noise back.
 fn opened(file: &File, meta: &Metadata, path: &Path) -> Result<Erased, FileError> {
+    sync_dir_of(path)?;
     let file = writable(file).map_err(writing("open", path))?;
     let mut on_disk = OnDisk { path: path.into(), file, punched: false };
     steps::erase(&mut on_disk)?;
@@ -143,12 +155,17 @@ pub(super) fn replaced_header(old: &File, path: &Path) -> Result<(), FileError> 
     }
 }
 
-/// Erases the header `old`, which was replaced and kept as `path`, if it has lost that name and has no other. Not every
-/// file system counts names: one is what is counted where they are not.
-pub(super) fn nameless(old: &File, path: &Path) -> Result<Option<Erased>, FileError> {
+/// Erases the header `old` of the vault `id`, which was replaced and kept as `path`, if it has lost that name and has
+/// no other. Not every file system counts names: where one is counted, it must be a header of the vault by its content.
+pub(super) fn nameless(old: &File, path: &Path, id: &VaultId) -> Result<Option<Erased>, FileError> {
     let meta = old.metadata().map_err(writing("stat", path))?;
     let is_there = path.symlink_metadata().is_ok_and(|m| (m.dev(), m.ino()) == (meta.dev(), meta.ino()));
-    match meta.is_file() && !is_there && meta.nlink() <= 1 {
+    let may_be_erased = || match meta.nlink() {
+        0 => true,
+        1 => is_header_of(old, id),
+        _ => false,
+    };
+    match meta.is_file() && !is_there && may_be_erased() {
         true => emptied(&writable(old).map_err(writing("open", path))?, path),
         false => Ok(None),
     }

@@ -4,7 +4,17 @@ use super::error::writing;
 use super::{FileError, Update, erase, id_of, lies_in_the_store, sync_dir_of};
 use lamassu_format::name;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+
+/// Gives the header that is `kept` its name back, if nothing has that name. What cannot be looked at may be there.
+pub(super) fn put_back(path: &Path, kept: &Path) -> Result<(), FileError> {
+    let is_gone = path.symlink_metadata().is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
+    if !is_gone || kept.symlink_metadata().is_err() {
+        return Ok(());
+    }
+    std::fs::rename(kept, path).map_err(writing("rename", kept))?;
+    sync_dir_of(path)
+}
 
 impl Update {
     /// The name of the old header while it is being replaced.
@@ -26,12 +36,7 @@ impl Update {
 
     /// Undoes a [`Update::replace_keeping`] that left no header.
     pub(crate) fn put_back(&self) -> Result<(), FileError> {
-        let kept = self.kept_path();
-        if self.path.symlink_metadata().is_ok() || kept.symlink_metadata().is_err() {
-            return Ok(());
-        }
-        std::fs::rename(&kept, &self.path).map_err(writing("rename", &kept))?;
-        sync_dir_of(&self.path)
+        put_back(&self.path, &self.kept_path())
     }
 
     /// Removes another name of the present header, `lamassu.vault.replaced`, which a restore that was killed has left.

@@ -332,8 +332,15 @@ impl Update {
         let mode = self.take_over_owner()?;
         let (path, kept) = (self.path.clone(), self.kept_path());
         let old = regular::open(&path).map_err(writing("open", &path))?;
-        self.put(header, mode, steps::replace_keeping)?;
-        erase::nameless(&old, &kept)
+        let id = VaultId(header.keys().id);
+        if let Err(error) = self.put(header, mode, steps::replace_keeping) {
+            // A store without hard links: the old header may have its second name alone.
+            if let Err(error) = kept::put_back(&path, &kept) {
+                tracing::error!(%error, "the header has lost its name: `lamassu key destroy` gives it back");
+            }
+            return Err(error);
+        }
+        erase::nameless(&old, &kept, &id)
     }
 
     /// Gives the new file the owner of the old one. Returns the old one's mode.
@@ -450,7 +457,8 @@ impl Steps for Update {
         let kept = self.kept_path();
         // What an earlier attempt left there is overwritten, whatever the store does with names: the old header durably
         // gets that name before it loses its own.
-        if id_of(&kept) != id_of(&self.path) && erase::file(&kept, &VaultId(self.id))? == erase::Outcome::Left {
+        let is_other = !is_one_file(&kept, &self.path);
+        if is_other && erase::file(&kept, &self.path, &VaultId(self.id))? == erase::Outcome::Left {
             std::fs::remove_file(&kept).map_err(writing("remove", &kept))?;
         }
         // Not every store has hard links.
@@ -560,7 +568,7 @@ fn id_of(path: &Path) -> Option<(u64, u64)> {
 }
 
 /// Whether two names lead to one file.
-pub(crate) fn is_one_file(a: &Path, b: &Path) -> bool {
+fn is_one_file(a: &Path, b: &Path) -> bool {
     id_of(a).is_some() && id_of(a) == id_of(b)
 }
 
