@@ -1,7 +1,7 @@
 //! Second names of a vault's header: the one that it has while it is replaced, and what a killed program has left.
 
 use super::error::writing;
-use super::{FileError, Update, erase, id_of, lies_in_the_store, sync_dir_of};
+use super::{FileError, Update, erase, is_one_file, lies_in_the_store, sync_dir_of};
 use lamassu_format::name;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -26,7 +26,7 @@ impl Update {
     /// name already, perhaps from another host.
     pub(super) fn link_kept(&self) -> io::Result<bool> {
         let kept = self.kept_path();
-        if id_of(&kept).is_some() && id_of(&kept) == id_of(&self.path) {
+        if is_one_file(&kept, &self.path) {
             return Ok(false);
         }
         erase::replaced(&kept).map_err(io::Error::other)?;
@@ -55,9 +55,8 @@ impl Update {
     /// Removes another name of the present header. Only for who may change the store: where locks do not reach other
     /// hosts, one of them may have given its header that name a moment ago, to find it again.
     pub(crate) fn remove_second_name(&self, name: &str) -> Result<(), FileError> {
-        let present = id_of(&self.path).filter(|_| lies_in_the_store(&self.path));
         let second = self.path.with_file_name(name);
-        if present.is_none() || id_of(&second) != present {
+        if !lies_in_the_store(&self.path) || !is_one_file(&second, &self.path) {
             return Ok(());
         }
         self.go_on()?;

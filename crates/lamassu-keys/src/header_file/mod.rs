@@ -303,7 +303,7 @@ impl Update {
             update.remove_second_name(name::HEADER_REPLACING)?;
             steps::replace(update, json)
         });
-        if done.is_err() && kept_by.get() == Some(true) && id_of(&kept) == id_of(&path) {
+        if done.is_err() && kept_by.get() == Some(true) && is_one_file(&kept, &path) {
             let _ = std::fs::remove_file(&kept);
         }
         done?;

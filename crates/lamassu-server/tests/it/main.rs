@@ -4,6 +4,7 @@
 
 mod alerts;
 mod clocks;
+mod commands;
 mod common;
 mod crowds;
 mod datasets;
