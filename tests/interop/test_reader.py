@@ -1510,7 +1510,7 @@ class Tree(Temp):
         """What belongs to the format is not listed."""
         for names in ("encrypted", "plain"):
             w = self.writer(names=names)
-            for name in ("lamassu.vault.new", "lamassu.unknown", "lamassu.name.x", "lamassu.link.x"):
+            for name in ("lamassu.vault.new", "lamassu.vault.replacing.7", "lamassu.history.broken.7", "lamassu.unknown", "lamassu.name.x", "lamassu.link.x"):
                 (w.dir / name).touch()
             (w.dir / "lamassu.staging" / "x").touch()
             (w.dir / "lamassu.lost").mkdir()

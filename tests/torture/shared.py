@@ -279,7 +279,8 @@ class Run:
         lasts = call["kind"] in ("write", "sync", "close", "locked") or code in DEAD
         since = call.get("since", call["begun"]) if lasts else call["begun"]
         if code not in FAULTY or not any(since <= fault.over[name] and call["ended"] >= fault.began for fault in hit):
-            raise Failure(f"a call failed without a reason ({errno.errorcode.get(code, code)}): {call}")
+            said = next(machine.log.read_text()[-3000:] for machine in self.machines if machine.name == name)
+            raise Failure(f"a call failed without a reason ({errno.errorcode.get(code, code)}): {call}\n{said}")
 
     def judge_blocks(self, calls, losses, faults):
         blocks = {place: ([dataclasses.replace(write)], []) for place, write in self.blocks.items()}

@@ -65,6 +65,9 @@ pub enum Refusal {
     /// It is not a credential, or no known tenant signed it.
     #[error("the session token is no credential of a tenant here")]
     Forged,
+    /// A tenant here signed it, and this version cannot use it: another version or another program made it.
+    #[error("the tenant has signed the credential, but this version cannot use it")]
+    Unknown,
     /// It has expired.
     #[error("the credential has expired: get another one")]
     Expired,
@@ -140,12 +143,13 @@ impl Claims {
     /// Verifies the signature of a session token.
     ///
     /// # Errors
-    /// [`Refusal::Forged`].
+    /// [`Refusal::Forged`], [`Refusal::Unknown`].
     pub fn verify(public: &[u8; 32], bucket: &str, session_token: &str) -> Result<Claims, Refusal> {
-        let claims: Claims =
-            signed::open(public, Purpose::Credential, bucket, session_token).map_err(|_| Refusal::Forged)?;
+        let verified = signed::verified(public, Purpose::Credential, bucket, session_token);
+        let verified = verified.map_err(|_| Refusal::Forged)?;
+        let claims: Claims = signed::read(Purpose::Credential, &verified).map_err(|_| Refusal::Unknown)?;
         let is_id = claims.id.len() == 32 && claims.id.bytes().all(|b| b.is_ascii_alphanumeric());
-        if is_id { Ok(claims) } else { Err(Refusal::Forged) }
+        if is_id { Ok(claims) } else { Err(Refusal::Unknown) }
     }
 
     /// Whether the credential is valid now and matches the published bundle and status. A life of more than
@@ -163,13 +167,14 @@ impl Claims {
         }
     }
 
-    /// Derives the secret access key with the proxy's private key.
+    /// Derives the secret access key with the proxy's private key. For a credential that was issued for another key it
+    /// is another one, and the request's signature does not match.
     ///
     /// # Errors
-    /// [`Refusal::Forged`].
+    /// [`Refusal::Unknown`].
     pub fn secret(&self, private: &Secret<32>) -> Result<Zeroizing<String>, Refusal> {
         let told = HEXLOWER.decode(self.told.as_bytes()).ok().and_then(|bytes| <[u8; 32]>::try_from(bytes).ok());
-        let shared = kem::decapsulate(private, &told.ok_or(Refusal::Forged)?).map_err(|_| Refusal::Forged)?;
+        let shared = kem::decapsulate(private, &told.ok_or(Refusal::Unknown)?).map_err(|_| Refusal::Unknown)?;
         Ok(secret_of(&shared, &self.id))
     }
 }
@@ -208,6 +213,29 @@ mod tests {
         for seconds in [0, SECONDS_MAX + 1] {
             let grant = Grant { seconds, ..grant(None) };
             assert!(issue(&seed, "acme", &kem::public(&private), grant).is_err());
+        }
+    }
+
+    /// A tenant's own mistake is told from what strangers send.
+    #[test]
+    fn what_a_tenant_has_signed_is_not_forged() {
+        let (seed, private) = (Secret::new(&mut [5; 32]), Secret::new(&mut [6; 32]));
+        let issued = issue(&seed, "acme", &kem::public(&private), grant(None)).expect("issues");
+        let claims = Claims::verify(&sign::public(&seed), "acme", &issued.session_token).expect("verifies");
+        let signed = |seed: &Secret<32>, claims: &serde_json::Value| {
+            let token = signed::seal(seed, Purpose::Credential, "acme", claims).expect("signs");
+            let verified = Claims::verify(&sign::public(&Secret::new(&mut [5; 32])), "acme", &token);
+            verified.and_then(|claims| claims.secret(&private).map(drop))
+        };
+        let claims = serde_json::to_value(&claims).expect("JSON");
+        assert_eq!(signed(&seed, &claims), Ok(()));
+        // A field that this version does not know, a number that is none, and keys that are none.
+        for (name, value) in [("more", "x".into()), ("id", "x".into()), ("told", "x".into()), ("told", "00".repeat(32))]
+        {
+            let mut claims = claims.clone();
+            claims[name] = serde_json::Value::String(value);
+            assert_eq!(signed(&seed, &claims), Err(Refusal::Unknown), "{name}");
+            assert_eq!(signed(&Secret::new(&mut [7; 32]), &claims), Err(Refusal::Forged), "{name}");
         }
     }
 

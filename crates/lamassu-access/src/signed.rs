@@ -84,6 +84,14 @@ pub fn seal(seed: &Secret<32>, purpose: Purpose, bucket: &str, document: &impl S
 /// # Errors
 /// [`AccessError::Document`].
 pub fn open<T: DeserializeOwned>(public: &[u8; 32], purpose: Purpose, bucket: &str, text: &str) -> Result<T> {
+    read(purpose, &verified(public, purpose, bucket, text)?)
+}
+
+/// Verifies the signature of a document, and returns what was signed.
+///
+/// # Errors
+/// [`AccessError::Document`].
+pub fn verified(public: &[u8; 32], purpose: Purpose, bucket: &str, text: &str) -> Result<String> {
     if text.len() > purpose.most() {
         return Err(purpose.wrong("it is too long"));
     }
@@ -92,10 +100,18 @@ pub fn open<T: DeserializeOwned>(public: &[u8; 32], purpose: Purpose, bucket: &s
     let key = AsymmetricPublicKey::<V4>::from(&public[..]).map_err(|_| purpose.wrong("the key is not one"))?;
     let verified = PublicToken::verify(&key, &untrusted, Some(bucket.as_bytes()), Some(purpose.assertion()));
     let verified = verified.map_err(|_| purpose.wrong("it is not signed by the tenant of this bucket"))?;
-    if !has_few_values(verified.payload().as_bytes()) {
+    Ok(verified.payload().to_owned())
+}
+
+/// Reads what was signed.
+///
+/// # Errors
+/// [`AccessError::Document`].
+pub fn read<T: DeserializeOwned>(purpose: Purpose, verified: &str) -> Result<T> {
+    if !has_few_values(verified.as_bytes()) {
         return Err(purpose.wrong(MANY_VALUES));
     }
-    serde_json::from_str(verified.payload()).map_err(|_| purpose.wrong("it is not what this version knows"))
+    serde_json::from_str(verified).map_err(|_| purpose.wrong("it is not what this version knows"))
 }
 
 const MANY_VALUES: &str = "it has more than 200,000 values";

@@ -294,7 +294,8 @@ impl Layer {
 
     /// Objects that no commit may take yet: their rows count entries that no barrier covers, or entries of directories
     /// among them. So an entry is durable only with its directory, and whoever commits an object has made everything on
-    /// the way to it durable, or is told.
+    /// the way to it durable, or is told. A removed directory waits for the objects of the entries that were removed
+    /// from it: while one of these is there, its removal cannot be carried out.
     fn held_back(&self, mark: EntryMark) -> HashSet<ObjectId> {
         let (mut late, mut dirs) = (HashSet::new(), Vec::new());
         let mut note = |queued: &QueuedEntry, dirs: &mut Vec<ObjectId>| {
@@ -308,7 +309,24 @@ impl Layer {
             let in_it = self.queued_in(dir).filter(|(_, queued)| queued.value.is_some());
             in_it.for_each(|(_, queued)| note(queued, &mut dirs));
         }
+        if !late.is_empty() {
+            self.hold_back_removed_dirs(&mut late);
+        }
         late
+    }
+
+    fn hold_back_removed_dirs(&self, late: &mut HashSet<ObjectId>) {
+        let is_gone = |dir: &ObjectId| matches!(self.objects.get(dir), Some(None));
+        let mut removed_from: HashMap<ObjectId, Vec<ObjectId>> = HashMap::new();
+        for (place, queued) in self.entries.iter().filter(|(_, queued)| queued.value.is_none()) {
+            if is_gone(&place.dir) {
+                removed_from.entry(queued.object).or_default().push(place.dir);
+            }
+        }
+        let mut left: Vec<_> = late.iter().copied().collect();
+        while let Some(object) = left.pop() {
+            left.extend(removed_from.get(&object).into_iter().flatten().filter(|dir| late.insert(**dir)));
+        }
     }
 
     /// These objects, and the directories of queued entries on the way to them.

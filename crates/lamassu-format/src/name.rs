@@ -12,7 +12,8 @@ pub const HEADER: &str = "lamassu.vault";
 pub const HEADER_NEW: &str = "lamassu.vault.new";
 /// A vault header that a restored one replaced, in the root.
 pub const HEADER_REPLACED: &str = "lamassu.vault.replaced";
-/// The same, while it is being written.
+/// The same, while it is being written; and any old header until it is overwritten. With a dot and a number after this
+/// name: one that an interrupted run has left, where a store does not show whether it is the header in place.
 pub const HEADER_REPLACING: &str = "lamassu.vault.replacing";
 /// The history of the vault's keys, in the root.
 pub const HISTORY: &str = "lamassu.history";
@@ -108,9 +109,8 @@ pub fn classify(mode: NameMode, name: &[u8]) -> Stored {
 }
 
 fn classify_reserved(mode: NameMode, name: &[u8]) -> Stored {
-    let broken = name.strip_prefix(HISTORY_BROKEN.as_bytes()).and_then(|rest| rest.strip_prefix(b"."));
-    let is_numbered = broken.is_some_and(|n| !n.is_empty() && n.len() <= 3 && n.iter().all(u8::is_ascii_digit));
-    if is_numbered || ROOT_NAMES.iter().any(|own| own.as_bytes() == name) {
+    let is_one_more = is_numbered(name, HISTORY_BROKEN) || is_set_aside(name);
+    if is_one_more || ROOT_NAMES.iter().any(|own| own.as_bytes() == name) {
         return Stored::Root;
     }
     if let Some(id) = parse_suffix(name, LINK_PREFIX) {
@@ -125,6 +125,22 @@ fn classify_reserved(mode: NameMode, name: &[u8]) -> Stored {
             (None, None) => Stored::Foreign,
         },
     }
+}
+
+/// Whether a name is another one with a dot and a number after it.
+fn is_numbered(name: &[u8], of: &str) -> bool {
+    let rest = name.strip_prefix(of.as_bytes()).and_then(|rest| rest.strip_prefix(b"."));
+    rest.is_some_and(|n| !n.is_empty() && n.len() <= 3 && n.iter().all(u8::is_ascii_digit))
+}
+
+/// Whether a name is that of an old header which was set aside ([`HEADER_REPLACING`]).
+pub fn is_set_aside(name: &[u8]) -> bool {
+    is_numbered(name, HEADER_REPLACING)
+}
+
+/// The names under which old headers are set aside, in that order.
+pub fn set_aside() -> impl Iterator<Item = String> {
+    (1..1000).map(|n| format!("{HEADER_REPLACING}.{n}"))
 }
 
 fn parse_suffix<const N: usize>(name: &[u8], prefix: &str) -> Option<[u8; N]> {
@@ -267,6 +283,7 @@ mod tests {
             assert_eq!(classify(NameMode::Plain, own.as_bytes()), Stored::Root);
         }
         assert_eq!(name("lamassu.history.broken.12"), Stored::Root);
+        assert!(set_aside().all(|set_aside| name(&set_aside) == Stored::Root));
         for other in
             ["lamassu.history.broken.", "lamassu.history.broken.x", "lamassu.history.1", "lamassu.history.broken.1234"]
         {

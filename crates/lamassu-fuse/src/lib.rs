@@ -21,8 +21,8 @@
 //! * `tuning::windows` state, then `Shared::uses`: a fill begins only while the file is not open for writing.
 //! * `tuning::dirty` state, then the limits last written.
 //! * `Lifetime`, then the state of `Tuning`: the start of the threads.
-//! * `uses`, `descriptors`, `absent`, `uncached`, `without_capability`, `closed`, and the state of `tuning::awake`:
-//!   alone.
+//! * `uses`, `descriptors`, `absent`, `uncached`, `synchronous`, `without_capability`, `closed`, and the state of
+//!   `tuning::awake`: alone.
 //!
 //! Calls into the file system below hold `admin` (freeze, thaw) or the windows' state (`may_cache` alone), and no other
 //! lock.
@@ -37,7 +37,7 @@ mod tuning;
 
 pub use adapter::RequestCount;
 pub use lamassu_vault::errno_of;
-pub use mount::{MountError, Mounted, Unmounter, mount, mount_answering, root_of, unmount};
+pub use mount::{MountError, Mounted, Mountpoint, Unmounter, mount, mount_answering, root_of, unmount};
 #[cfg(feature = "testing")]
 pub use mount::{Served, serve};
 pub use options::{CacheMode, KeepAwake, MountOptions, OptionError};

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
 use lamassu_fuse::control::{ControlError, Root};
-use lamassu_fuse::{CacheMode, MountError, MountOptions, Mounted};
+use lamassu_fuse::{CacheMode, MountError, MountOptions, Mounted, Mountpoint};
 use lamassu_plain::PlainFs;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -279,4 +279,63 @@ fn only_the_root_of_a_mount_is_controlled() {
     assert!(matches!(Root::open(&f.store).and_then(|root| root.status()), Err(ControlError::NotMounted(_))));
     assert!(matches!(Root::open(&f.store).and_then(|root| root.freeze()), Err(ControlError::NotMounted(_))));
     finish(f);
+}
+
+/// Between the moment when a mount point is named and the mount, a key is typed. Meanwhile whoever owns the directory
+/// above it puts something else in its place.
+#[test]
+fn what_is_mounted_on_is_the_directory_that_was_named() {
+    if !Path::new("/dev/fuse").exists() {
+        eprintln!("SKIPPED: there is no /dev/fuse on this machine");
+        return;
+    }
+    let (store, above) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let above = above.path().canonicalize().unwrap();
+    let at = |name: &str| above.join(name);
+    let mount_on = |point: &Mountpoint, options: &MountOptions| {
+        let fs = Arc::new(PlainFs::open(store.path()).unwrap());
+        lamassu_fuse::mount_answering(fs, point, options, None)
+    };
+    let nothing_is_mounted =
+        || assert!(!fs::read_to_string("/proc/self/mountinfo").unwrap().contains(above.to_str().unwrap()));
+    let link_to_other = || std::os::unix::fs::symlink(at("other"), at("m")).unwrap();
+    let other_directory = || fs::create_dir(at("m")).unwrap();
+    for plant in [&link_to_other as &dyn Fn(), &other_directory, &|| {}] {
+        for name in ["m", "other"] {
+            fs::create_dir(at(name)).unwrap();
+        }
+        let point = Mountpoint::open(&at("m")).unwrap();
+        fs::rename(at("m"), at("moved")).unwrap();
+        plant();
+        let refused = mount_on(&point, &MountOptions::default()).err().unwrap();
+        assert!(matches!(refused, MountError::Mountpoint { .. }), "{refused}");
+        nothing_is_mounted();
+        for name in ["other", "moved"] {
+            fs::remove_dir(at(name)).unwrap();
+        }
+        let _ = fs::remove_file(at("m")).or_else(|_| fs::remove_dir(at("m")));
+    }
+    // Emptiness counts when it is mounted.
+    fs::create_dir(at("m")).unwrap();
+    let point = Mountpoint::open(&at("m")).unwrap();
+    fs::write(at("m/file"), b"").unwrap();
+    assert!(matches!(mount_on(&point, &MountOptions::default()), Err(MountError::NotEmpty(_))));
+    nothing_is_mounted();
+    // A link that was named is followed, once.
+    fs::create_dir(at("other")).unwrap();
+    std::os::unix::fs::symlink(at("m"), at("link")).unwrap();
+    let point = Mountpoint::open(&at("link")).unwrap();
+    fs::remove_file(at("link")).unwrap();
+    std::os::unix::fs::symlink(at("other"), at("link")).unwrap();
+    let options = MountOptions { nonempty: true, ..MountOptions::default() };
+    let named_before = Mountpoint::open(&at("m")).unwrap();
+    let mounted = mount_on(&point, &options).unwrap();
+    assert_eq!(mounted.mountpoint(), at("m"));
+    // Nothing is mounted over what was mounted meanwhile.
+    let refused = mount_on(&named_before, &options).err().unwrap();
+    assert!(matches!(refused, MountError::Mountpoint { .. }), "{refused}");
+    assert!(mountinfo(&at("m")).is_some() && mountinfo(&at("other")).is_none());
+    mounted.unmounter().unmount(false).unwrap();
+    assert!(mountinfo(&at("m")).is_none());
+    mounted.wait().unwrap();
 }

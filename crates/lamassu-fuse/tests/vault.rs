@@ -19,12 +19,13 @@ use lamassu_store::Backend;
 use lamassu_store::backend::LocalBackend;
 use lamassu_vault::anchor::{NewTrees, RebuildProgress, rebuild};
 use lamassu_vault::forest::{Number, Opener, Opening, ROOT_MEMBER, State};
-use lamassu_vault::{Durability, Forest, Freshness, Integrity, Options, Vault, VaultError};
+use lamassu_vault::{Durability, Forest, Freshness, Integrity, Options, Overheard, Vault, VaultError};
 use std::fs;
-use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use suite::support::{errno, pattern};
 
@@ -570,4 +571,53 @@ fn hot_windows_are_read_ahead() {
     };
     assert_eq!(read(false), 128);
     assert_eq!(read(true), 8);
+}
+
+/// After a synchronous write the kernel sends an fsync. After a copy, an allocation and a direct write of a mount with
+/// `sync` it sends none.
+#[test]
+fn copies_and_allocations_are_durable_at_once_where_that_is_asked_for() {
+    const LEN: usize = 1 << 20;
+    let Some(mut f) = Fixture::new(DEFAULT) else { return };
+    fs::write(f.path("from"), pattern(LEN, 1)).unwrap();
+    f.unmount();
+    for (words, flags) in [("", 0), ("", libc::O_DSYNC), ("", libc::O_SYNC), ("dirsync", 0), ("sync", 0)] {
+        let is_synchronous = words == "sync" || flags != 0;
+        let counts = Arc::new([const { AtomicUsize::new(0) }; 4]);
+        let methods = ["fsync", "copy_range", "fallocate", "write"];
+        let counted = counts.clone();
+        let told = move |method| {
+            if let Some(at) = methods.iter().position(|name| *name == method) {
+                counted[at].fetch_add(1, Ordering::SeqCst);
+            }
+        };
+        let fs = Arc::new(Overheard { inner: f.vault(false), told: Box::new(told) });
+        let mut options = MountOptions::default();
+        options.apply(words).unwrap();
+        f.mounted = Some(lamassu_fuse::mount(fs, f.point.path(), &options).unwrap());
+        let named = f.path("to");
+        let open = |more: i32| {
+            let mut options = fs::File::options();
+            options.read(true).write(true).create(true).truncate(true).custom_flags(flags | more).open(&named).unwrap()
+        };
+        let (from, to) = (fs::File::open(f.path("from")).unwrap(), open(0));
+        // A page that is not clean is mended by a read, and a copy leaves it to that.
+        assert!(fs::read(f.path("from")).unwrap() == pattern(LEN, 1));
+        // How often `method` was called meanwhile, and fsync.
+        let during = |method: usize, call: &dyn Fn()| {
+            let before = [method, 0].map(|at| counts[at].load(Ordering::SeqCst));
+            call();
+            let [called, syncs] = [method, 0].map(|at| counts[at].load(Ordering::SeqCst));
+            assert!(called > before[0], "{} is not called", methods[method]);
+            syncs - before[1]
+        };
+        let syncs = [
+            during(1, &|| assert!(rustix::fs::copy_file_range(&from, None, &to, None, LEN).unwrap() > 0)),
+            during(2, &|| rustix::fs::fallocate(&to, rustix::fs::FallocateFlags::empty(), 0, 2 << 20).unwrap()),
+            during(3, &|| open(libc::O_DIRECT).write_all_at(&[7; 4096], 0).unwrap()),
+        ];
+        assert_eq!(syncs, [usize::from(is_synchronous); 3], "{words} {flags:o}");
+        drop((from, to));
+        f.unmount();
+    }
 }

@@ -15,6 +15,7 @@
 //! | `access` | credentials, publications and rules of a provider's access proxy |
 //! | `provider` | what a gateway gets from a provider of objects: listings, properties, objects |
 //! | `alerts`, `policy`, `served`, `sharing` | what hosts and a server send each other; a server's policy and keys |
+//! | `rows` | rows that hosts send to a server, and what its policy makes of them |
 //! | `bytes`, `model` | helpers: choices from input; files whose content is known |
 //!
 //! There are no locks.
@@ -35,6 +36,7 @@ mod payload;
 mod policy;
 mod provider;
 mod request;
+mod rows;
 mod served;
 mod sharing;
 mod tree;
@@ -82,6 +84,8 @@ pub const TARGETS: &[Target] = &[
     Target { name: "served_keys", run: served::served_keys },
     Target { name: "policy", run: policy::policy },
     Target { name: "evaluations", run: served::evaluations },
+    Target { name: "host_rows", run: rows::host_rows },
+    Target { name: "judged_rows", run: rows::judged_rows },
     Target { name: "access", run: access::access },
     Target { name: "listing", run: provider::listing },
     Target { name: "properties", run: provider::properties },

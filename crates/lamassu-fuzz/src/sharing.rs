@@ -163,7 +163,7 @@ fn reports(holder: &mut Holder, waiting: &BTreeSet<RequestNo>) {
     };
     assert!(again.iter().filter_map(of).eq(waiting.iter().copied()), "what waits is asked for again");
     again.iter().for_each(comes_back);
-    comes_back(&Call::Resume { held: Vec::new(), kept: Vec::new(), locks });
+    comes_back(&Call::Resume { number: 1, held: Vec::new(), kept: Vec::new(), taken_over: Vec::new(), locks });
     assert!(!holder.must_report());
 }
 

@@ -99,4 +99,4 @@ macro_rules! replays {
     };
 }
 
-replays! { header keychain page payload names dir_record state_record companion symlink xattr source options file share answer history request anchor_row anchor_log anchor_export tree_records join_token leases lock_answers alert_finding served_keys policy evaluations access listing properties object }
+replays! { header keychain page payload names dir_record state_record companion symlink xattr source options file share answer history request anchor_row anchor_log anchor_export tree_records join_token leases lock_answers alert_finding served_keys policy evaluations host_rows judged_rows access listing properties object }

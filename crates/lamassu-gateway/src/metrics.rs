@@ -8,6 +8,7 @@ use hyper::body::{Bytes, Incoming};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use parking_lot::Mutex;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
@@ -19,12 +20,14 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 
 /// Connections of monitoring at once.
 const ASKING_MAX: usize = 16;
 /// How long one such connection may take in all.
 const ASKING_TIMEOUT: Duration = Duration::from_secs(10);
+/// The path of the check.
+const HEALTH: &str = "/health";
 const PLAIN: &str = "text/plain";
 const TEXT: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
@@ -119,15 +122,58 @@ impl Drop for Connected {
 /// Whether the vault answers.
 pub type Health = Arc<dyn Fn() -> Result<(), String> + Send + Sync>;
 
-fn answer(path: &str, metrics: &Metrics, health: &Health) -> Response<Full<Bytes>> {
+/// The check that is under way. One at a time asks the store, whose answer may take long: its thread ends only then.
+/// Whoever asks meanwhile gets its answer.
+#[derive(Clone, Default)]
+struct Checks(Arc<Mutex<Option<Tell>>>);
+
+/// Tells the outcome of a check to all who wait for it.
+type Tell = Arc<watch::Sender<Option<Result<(), String>>>>;
+
+impl Checks {
+    /// Whether the vault answers; `None`: the check has panicked.
+    async fn ask(&self, health: &Health) -> Option<Result<(), String>> {
+        let mut told = {
+            let mut under_way = self.0.lock();
+            under_way.get_or_insert_with(|| self.begin(health.clone())).subscribe()
+        };
+        let found = told.wait_for(Option::is_some).await.ok()?;
+        found.clone()
+    }
+
+    fn begin(&self, health: Health) -> Tell {
+        /// Ends the check, also if it panics: who asks from now on begins another.
+        struct Ends(Checks);
+        impl Drop for Ends {
+            fn drop(&mut self) {
+                *self.0.0.lock() = None;
+            }
+        }
+        let tell = Tell::new(watch::Sender::new(None));
+        let (telling, ends) = (tell.clone(), Ends(self.clone()));
+        drop(tokio::task::spawn_blocking(move || {
+            // Dropped last: if the check has panicked, those who wait learn it by this.
+            let telling = telling;
+            let found = {
+                let _ends = ends;
+                health()
+            };
+            telling.send_replace(Some(found));
+        }));
+        tell
+    }
+}
+
+async fn answer(path: &str, metrics: &Metrics, health: &Health, checks: &Checks) -> Response<Full<Bytes>> {
     let (status, kind, text) = match path {
         "/metrics" => match metrics.text() {
             Ok(text) => (StatusCode::OK, TEXT, text),
             Err(_) => (StatusCode::INTERNAL_SERVER_ERROR, PLAIN, "no memory for it\n".into()),
         },
-        "/health" => match health() {
-            Ok(()) => (StatusCode::OK, PLAIN, "ok\n".into()),
-            Err(error) => (StatusCode::SERVICE_UNAVAILABLE, PLAIN, error + "\n"),
+        HEALTH => match checks.ask(health).await {
+            Some(Ok(())) => (StatusCode::OK, PLAIN, "ok\n".into()),
+            Some(Err(error)) => (StatusCode::SERVICE_UNAVAILABLE, PLAIN, error + "\n"),
+            None => (StatusCode::INTERNAL_SERVER_ERROR, PLAIN, "a thread has ended: a bug\n".into()),
         },
         _ => (StatusCode::NOT_FOUND, PLAIN, "there are /metrics and /health\n".into()),
     };
@@ -143,6 +189,7 @@ fn told(status: StatusCode, kind: &'static str, text: String) -> Response<Full<B
 
 /// Answers until the process ends: a few connections at once, each for a limited time.
 pub async fn serve(listener: TcpListener, metrics: Metrics, health: Health) {
+    let checks = Checks::default();
     let turns = Arc::new(Semaphore::new(ASKING_MAX));
     loop {
         let Ok(turn) = turns.clone().acquire_owned().await else { return };
@@ -154,19 +201,12 @@ pub async fn serve(listener: TcpListener, metrics: Metrics, health: Health) {
                 continue;
             }
         };
-        let (metrics, health) = (metrics.clone(), health.clone());
+        let (metrics, health, checks) = (metrics.clone(), health.clone(), checks.clone());
         tokio::spawn(async move {
             let _turn = turn;
             let answer = service_fn(|request: Request<Incoming>| {
-                let (metrics, health) = (metrics.clone(), health.clone());
-                // It asks the vault.
-                async move {
-                    let path = request.uri().path().to_owned();
-                    let asked = tokio::task::spawn_blocking(move || answer(&path, &metrics, &health)).await;
-                    Ok::<_, Infallible>(asked.unwrap_or_else(|_| {
-                        told(StatusCode::INTERNAL_SERVER_ERROR, PLAIN, "a thread has ended: a bug\n".into())
-                    }))
-                }
+                let (metrics, health, checks) = (metrics.clone(), health.clone(), checks.clone());
+                async move { Ok::<_, Infallible>(answer(request.uri().path(), &metrics, &health, &checks).await) }
             });
             let mut http = http1::Builder::new();
             http.timer(TokioTimer::new()).header_read_timeout(ASKING_TIMEOUT).keep_alive(false).max_buf_size(16 << 10);
@@ -180,6 +220,7 @@ pub async fn serve(listener: TcpListener, metrics: Metrics, health: Health) {
 mod tests {
     use super::*;
     use std::net::SocketAddr;
+    use std::sync::atomic::{AtomicUsize, Ordering};
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     async fn asked(address: SocketAddr) -> String {
@@ -188,6 +229,57 @@ mod tests {
         let mut said = String::new();
         stream.read_to_string(&mut said).await.expect("reads");
         said
+    }
+
+    /// A store that does not answer keeps one thread, however often it is asked about.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn one_check_at_a_time_asks_the_store() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let (now, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        let (asking, seen) = (now.clone(), most.clone());
+        let health: Health = Arc::new(move || {
+            seen.fetch_max(asking.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+            (0..1000).for_each(|_| std::thread::yield_now());
+            asking.fetch_sub(1, Ordering::SeqCst);
+            Ok(())
+        });
+        let serving = tokio::spawn(serve(listener, Metrics::default(), health));
+        let all: Vec<_> = (0..ASKING_MAX).map(|_| tokio::spawn(asked(address))).collect();
+        for one in all {
+            assert!(one.await.expect("no panic").starts_with("HTTP/1.1 200"));
+        }
+        assert_eq!(most.load(Ordering::SeqCst), 1);
+        serving.abort();
+    }
+
+    /// However long the store takes, they do not wait one after the other.
+    #[tokio::test]
+    async fn who_asks_meanwhile_gets_the_same_answer() {
+        let (stall, stalled) = std::sync::mpsc::channel::<()>();
+        let (count, stalled) = (Arc::new(AtomicUsize::new(0)), Mutex::new(stalled));
+        let counted = count.clone();
+        let health: Health = Arc::new(move || {
+            let _ = stalled.lock().recv();
+            Err(format!("answer {}", counted.fetch_add(1, Ordering::SeqCst)))
+        });
+        let checks = Checks::default();
+        let ask = || {
+            let (checks, health) = (checks.clone(), health.clone());
+            tokio::spawn(async move { checks.ask(&health).await })
+        };
+        let all: Vec<_> = (0..4).map(|_| ask()).collect();
+        let wait_for_one = async {
+            while checks.0.lock().as_ref().is_none_or(|tell| tell.receiver_count() < all.len()) {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), wait_for_one).await.expect("all wait for one");
+        drop(stall);
+        for one in all {
+            assert_eq!(one.await.expect("no panic"), Some(Err("answer 0".into())));
+        }
+        assert_eq!(ask().await.expect("no panic"), Some(Err("answer 1".into())), "a later one asks again");
     }
 
     #[tokio::test]

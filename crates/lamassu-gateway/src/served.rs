@@ -2,7 +2,7 @@
 //! both.
 
 use crate::front::Front;
-use crate::objects::{ObjectError, Objects};
+use crate::objects::{ObjectError, Objects, Swept};
 use crate::remote::{Remote, RemoteError};
 use crate::s3::{self, Users};
 use crate::{Config, GatewayError, Result};
@@ -71,7 +71,16 @@ impl Served {
             Served::Remote(remote) => remote.sweep(stopping).map_err(|error| error.to_string()),
         };
         match swept {
-            Ok(removed) => tracing::info!(removed, "what an earlier end had left of objects is removed"),
+            Ok(Swept { removed, left_out: 0 }) => {
+                tracing::info!(removed, "what an earlier end had left of objects is removed");
+            }
+            Ok(Swept { removed, left_out }) => {
+                tracing::warn!(
+                    removed,
+                    left_out,
+                    "what an earlier end had left of objects is removed, but not where it was not searched"
+                );
+            }
             Err(error) => tracing::warn!(%error, "the buckets were not searched for what an earlier end has left"),
         }
     }

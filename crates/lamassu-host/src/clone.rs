@@ -288,6 +288,7 @@ impl StoreWatch for Chosen<'_> {
             true => {
                 !NOT_COPIED.iter().any(|own| entry == *own)
                     && !entry.as_encoded_bytes().starts_with(name::HISTORY_BROKEN.as_bytes())
+                    && !name::is_set_aside(entry.as_encoded_bytes())
             }
             false => dir != Path::new(name::STAGING),
         }

@@ -138,7 +138,7 @@ impl Served {
         let turn = turns::hold(self.forest(), dir, Need::CHANGE);
         // Another turn than before: what was allowed then may not be allowed now. The owner of a dataset's root is as
         // last shown: the turn of the vault around it may not be taken in this one.
-        if !caller.is_owner && self.forest().permissions(dir)?.1 != caller.uid {
+        if !caller.is_owner && self.forest().permissions(dir)?.uid != caller.uid {
             return Err(Error::NotPermitted);
         }
         self.may_add(caller, dir)?;

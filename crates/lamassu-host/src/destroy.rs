@@ -52,7 +52,8 @@ fn headers_of(dir: &Path, stored: &Path) -> Option<(VaultHeader, Vec<VaultHeader
     let place = Place::of(dir).and_then(|above| above.below(stored)).ok()?;
     let read = |name: &str| header_file::read::<VaultHeader>(&place.file(name)).ok();
     let left = [name::HEADER_NEW, name::HEADER_REPLACED, name::HEADER_REPLACING];
-    Some((read(name::HEADER)?, left.into_iter().filter_map(read).collect()))
+    let set_aside = name::set_aside().map_while(|name| read(&name));
+    Some((read(name::HEADER)?, left.into_iter().filter_map(read).chain(set_aside).collect()))
 }
 
 /// The number of bytes that become unreadable with a vault's keys, and the datasets in it that do not.

@@ -244,6 +244,16 @@ pub enum Error {
         /// as given
         dir: PathBuf,
     },
+    /// A change of the header was cut off, in a store without hard links.
+    #[error(
+        "{dir:?} has no lamassu.vault: it may be lamassu.vault.replacing, which a command that was cut off has left. \
+         Give that its name back, with mv -n: a backup from before that command may lack its newest keys. A later \
+         backup has more"
+    )]
+    HeaderIsKept {
+        /// as given
+        dir: PathBuf,
+    },
     /// The store's: nothing can be written there.
     #[error(
         "the store of {dir:?} is read-only, and so the vault can only be read: `lamassu mount --read-only`, `ls`, \

@@ -9,14 +9,15 @@ pub(crate) use frozen::headers_below;
 
 use crate::anchors::{self, Access, NewTrees, check};
 use crate::control::counters::{Counters, Operation};
+use crate::open::{LOOKS_MAX, takes_the_place};
 use crate::{Error, Place, Policy, Result, backend, guard};
 use lamassu_anchor::table::Standing;
 use lamassu_anchor::{Anchor, Digest, VaultRow};
 use lamassu_crypto::KeyRing;
-use lamassu_format::header::{Caching, Header, VaultHeader, VaultId, Verified};
+use lamassu_format::header::{Caching, VaultHeader, VaultId, Verified};
 use lamassu_format::{Suite, name};
 use lamassu_keys::history::EventKind;
-use lamassu_keys::{Event, FileError, History, KeyError, Unlocked, admin, header_file, unlock_by_parent, witness};
+use lamassu_keys::{Event, FileError, History, KeyError, Unlocked, admin, header_file, unlock_by_parent};
 use lamassu_store::Backend;
 use lamassu_vault::event::Events;
 use lamassu_vault::forest::{HeldDataset, Number, Opener, Opening, ROOT_MEMBER};
@@ -57,9 +58,6 @@ impl Headers {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).entry(vault).or_default().clone()
     }
 }
-
-/// How often a header is read again that other processes replace meanwhile.
-const LOOKS_MAX: u32 = 5;
 
 /// What a vault is opened with.
 struct Newest {
@@ -462,13 +460,6 @@ impl Keeper {
 /// The error for a dataset whose header is not accepted.
 fn refused(error: &dyn std::fmt::Display) -> VaultError {
     VaultError::Damaged { what: "dataset header", stored: error.to_string() }
-}
-
-/// Whether a header replaces the one that `keys` opened: it differs, and still has the slot that they came from. The
-/// newest header decides who may open the vault.
-fn takes_the_place(now: &VaultHeader, opened: &VaultHeader, keys: &Unlocked) -> Result<bool> {
-    let is_other = witness::digest(now)? != witness::digest(opened)?;
-    Ok(is_other && now.keys().slot(keys.slot()).is_some())
 }
 
 /// Tells the anchor the end of a history that was just appended to.

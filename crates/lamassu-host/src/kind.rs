@@ -153,7 +153,9 @@ fn host(error: &Error) -> FaultKind {
         Error::SelfTest(_) => FaultKind::SelfTest,
         Error::Import(e) => import(e),
         Error::NoAnchorPlace | Error::RememberedAnchorGone { .. } => FaultKind::AnchorMissing,
-        Error::NotADirectory { .. } | Error::NotAVault { .. } | Error::NoHeader { .. } => FaultKind::Directory,
+        Error::NotADirectory { .. } | Error::NotAVault { .. } | Error::NoHeader { .. } | Error::HeaderIsKept { .. } => {
+            FaultKind::Directory
+        }
         Error::DirNotEmpty { .. } | Error::CloneExists { .. } | Error::CloneWithin { .. } => FaultKind::Directory,
         Error::Locked { .. } => FaultKind::Locked,
         Error::Interrupted => FaultKind::Interrupted,

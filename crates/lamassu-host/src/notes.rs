@@ -7,13 +7,17 @@
 //! note holds only the ids of a header and its slots, and times.
 
 use crate::hex;
+use lamassu_keys::header_file::regular::{self, Links};
 use lamassu_keys::unix_now;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs::{DirBuilder, File};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+
+/// The most bytes of the notes on a header: more than those on all the slots that one can have.
+const NOTES_MAX: u64 = 1 << 20;
 
 /// The notes on a header.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -38,7 +42,7 @@ impl Notes {
 
     /// The notes on the header with this id.
     pub fn of(&self, id: &[u8; 16]) -> Used {
-        let read = |dir: &PathBuf| std::fs::read(dir.join(file_name(id))).ok();
+        let read = |dir: &PathBuf| read(&dir.join(file_name(id))).ok().flatten();
         self.dir.as_ref().and_then(read).and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default()
     }
 
@@ -52,6 +56,14 @@ impl Notes {
             tracing::debug!(%error, "the use of the slot is not noted");
         }
     }
+}
+
+/// What is no file is not opened, and nothing is read without end: the directory may be another user's.
+fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
+    let Some(file) = regular::find(path, Links::Followed, File::options().read(true))? else { return Ok(None) };
+    let mut bytes = Vec::new();
+    file.take(NOTES_MAX).read_to_end(&mut bytes)?;
+    Ok(Some(bytes))
 }
 
 fn write(dir: &Path, id: &[u8; 16], used: &Used) -> io::Result<()> {

@@ -3,7 +3,7 @@
 //!
 //! `known-vaults` has a line for each vault: its id and the administrator's public key, both in hex, then free text. If
 //! a vault has several lines, one of them must match. A file that cannot be read or parsed is an error: ignoring it
-//! would disable the pins.
+//! would disable the pins. So is one of more than 1 MiB, and what is no file.
 //!
 //! Programs that change the file do so one after the other, under a lock on a file beside it. Readers take no lock: the
 //! file is replaced, or gets a line by one write.
@@ -17,14 +17,23 @@ use data_encoding::HEXLOWER_PERMISSIVE;
 use lamassu_format::header::{Header, PublicKey, VaultId, ZoneFile};
 use lamassu_keys::admin;
 use lamassu_keys::header_file;
+use lamassu_keys::header_file::regular::{self, Links};
 use rustix::fs::OFlags;
-use std::fs::{DirBuilder, File};
-use std::io::{self, Write};
+use std::fs::{DirBuilder, File, TryLockError};
+use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 /// The file whose lock those hold who change known-vaults; it lies beside it.
 const LOCK: &str = "known-vaults.lock";
+
+/// How long to wait for another program that changes known-vaults, and how often to look.
+const CHANGING: Duration = Duration::from_secs(10);
+const POLL: Duration = Duration::from_millis(5);
+
+/// The most bytes of known-vaults.
+const KNOWN_MAX: u64 = 1 << 20;
 
 /// What is written to is not reached through a link, nor waited for: the directory may be another user's, as where root
 /// has the HOME of someone else.
@@ -109,11 +118,7 @@ impl Pins {
     pub fn known(&self, id: &VaultId) -> Result<Vec<PublicKey>> {
         match &self.known {
             None => Ok(Vec::new()),
-            Some(path) => match std::fs::read_to_string(path) {
-                Ok(lines) => listed(path, &lines, id),
-                Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
-                Err(source) => Err(Error::Local { op: "read", path: path.clone(), source }),
-            },
+            Some(path) => listed(path, &lines_of(path)?, id),
         }
     }
 
@@ -137,7 +142,7 @@ impl Pins {
             (Some(given), _) => Pin::Given(given.clone()),
             // Nothing is pinned, so there is no pin to update.
             (None, None) => return None,
-            (None, Some(path)) => match alone(path, || replace(path, id, &old, &new)) {
+            (None, Some(path)) => match alone(path, CHANGING, || replace(path, id, &old, &new)) {
                 Ok(()) => Pin::Follows(path.clone()),
                 Err(error) => Pin::Stays(path.clone(), error),
             },
@@ -153,34 +158,57 @@ impl Pins {
     pub fn add(&self, id: &VaultId, key: &PublicKey, comment: &str) -> Result<Option<&Path>> {
         let Some(path) = &self.known else { return Ok(None) };
         if !self.known(id)?.contains(key) {
-            alone(path, || append(path, id, key, comment))?;
+            alone(path, CHANGING, || append(path, id, key, comment))?;
         }
         Ok(Some(path))
     }
 }
 
-/// Runs `change` while no other program changes the file.
-fn alone(path: &Path, change: impl FnOnce() -> Result<()>) -> Result<()> {
+/// The lines of the file; none if it is not there.
+fn lines_of(path: &Path) -> Result<String> {
+    match read(path) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(String::new()),
+        lines => lines.map_err(|source| Error::Local { op: "read", path: path.into(), source }),
+    }
+}
+
+/// The file may be another user's, as the directory: neither a fifo nor one that does not end is waited for. A link is
+/// the user's, and followed.
+fn read(path: &Path) -> io::Result<String> {
+    let file = regular::find(path, Links::Followed, File::options().read(true))?;
+    let file = file.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file"))?;
+    let mut bytes = Vec::new();
+    file.take(KNOWN_MAX + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > KNOWN_MAX {
+        return Err(io::ErrorKind::FileTooLarge.into());
+    }
+    String::from_utf8(bytes).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+}
+
+/// Runs `change` while no other program changes the file. Waits for those, but not longer than `patience`: anyone who
+/// may open the file can lock it.
+fn alone(path: &Path, patience: Duration, change: impl FnOnce() -> Result<()>) -> Result<()> {
     let dir = path.parent().unwrap_or(Path::new("."));
+    let until = Instant::now() + patience;
     let locked = || {
         DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
         let mut options = File::options();
         options.write(true).create(true).truncate(false).mode(0o600).custom_flags(NO_LINK);
         let file = options.open(dir.join(LOCK))?;
-        file.lock()?;
-        Ok(file)
+        loop {
+            match file.try_lock() {
+                Err(TryLockError::WouldBlock) if Instant::now() < until => std::thread::sleep(POLL),
+                locked => return locked.map(|()| file).map_err(io::Error::from),
+            }
+        }
     };
-    let _one = locked().map_err(|source| Error::Local { op: "lock", path: path.into(), source })?;
+    let _one = locked().map_err(|source| Error::Local { op: "lock", path: dir.join(LOCK), source })?;
     change()
 }
 
 /// Adds a line, unless there is one by now.
 fn append(path: &Path, id: &VaultId, key: &PublicKey, comment: &str) -> Result<()> {
-    let lines = match std::fs::read_to_string(path) {
-        Ok(lines) => lines,
-        Err(e) if e.kind() == io::ErrorKind::NotFound => String::new(),
-        Err(source) => return Err(Error::Local { op: "read", path: path.into(), source }),
-    };
+    let lines = lines_of(path)?;
     if listed(path, &lines, id)?.contains(key) {
         return Ok(());
     }
@@ -204,7 +232,7 @@ fn of_zone(file: &Path, id: &VaultId) -> Result<PublicKey> {
 /// Replaces the file atomically, with `new` in place of `old`. The caller is alone.
 fn replace(path: &Path, id: &VaultId, old: &PublicKey, new: &PublicKey) -> Result<()> {
     let failed = |op| move |source| Error::Local { op, path: path.to_path_buf(), source };
-    let lines = std::fs::read_to_string(path).map_err(failed("read"))?;
+    let lines = read(path).map_err(failed("read"))?;
     let mut kept = String::with_capacity(lines.len());
     for line in lines.lines() {
         let mut words = line.split_whitespace();
@@ -282,6 +310,50 @@ mod tests {
             assert!(matches!(refused, Error::Local { .. }), "{refused}");
             assert!(!file.exists(), "{linked}");
         }
+    }
+
+    /// A user whose HOME root has makes fifos there, files without end, and locks that are never given back.
+    #[test]
+    fn nothing_that_another_user_makes_is_waited_for() {
+        let (tell, told) = std::sync::mpsc::channel();
+        // On a thread of its own, so that what waits is a failure.
+        std::thread::spawn(move || {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("known-vaults");
+            let pins = Pins::new(None, Some(path.clone()));
+            let (vault, key) = (VaultId([1; 16]), PublicKey([2; 32]));
+            let mkfifo =
+                |at: &Path| rustix::fs::mkfifoat(rustix::fs::CWD, at, rustix::fs::Mode::from_raw_mode(0o600)).unwrap();
+            let endless = |at: &Path| std::os::unix::fs::symlink("/dev/zero", at).unwrap();
+            let large = |at: &Path| File::create(at).unwrap().set_len(KNOWN_MAX + 1).unwrap();
+            for plant in [&mkfifo as &dyn Fn(&Path), &endless, &large] {
+                plant(&path);
+                for refused in [
+                    pins.known(&vault).map(drop),
+                    pins.add(&vault, &key, "").map(drop),
+                    append(&path, &vault, &key, ""),
+                    replace(&path, &vault, &key, &key),
+                ] {
+                    assert!(matches!(refused, Err(Error::Local { op: "read", .. })), "{refused:?}");
+                }
+                std::fs::remove_file(&path).unwrap();
+            }
+            let held = File::create(dir.path().join(LOCK)).unwrap();
+            held.lock().unwrap();
+            let refused = alone(&path, Duration::ZERO, || panic!("another one has the lock")).unwrap_err();
+            assert!(refused.to_string().contains(LOCK), "{refused}");
+            drop(held);
+            alone(&path, Duration::ZERO, || append(&path, &vault, &key, "")).unwrap();
+            assert_eq!(pins.known(&vault).unwrap(), [key]);
+            let notes = crate::notes::Notes::within(Some(dir.path().into()));
+            notes.opened(&[7; 16], 3);
+            let file = dir.path().join(format!("used-{}.json", hex(&[7; 16])));
+            std::fs::remove_file(&file).unwrap();
+            mkfifo(&file);
+            assert_eq!(notes.of(&[7; 16]).last, None);
+            tell.send(()).unwrap();
+        });
+        told.recv_timeout(Duration::from_secs(60)).expect("it waits, or it failed");
     }
 
     /// Programs that add pins, and programs that follow successions, all at once.

@@ -16,9 +16,8 @@ use lamassu_format::name;
 use lamassu_keys::history::EventKind;
 use lamassu_keys::{Epoch, Event, FileError, KeyError, Material, Unlocked, Update, header_file};
 use lamassu_vault::{ROOT, Vault, VaultError};
-use std::fs::{self, File};
-use std::io;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -241,6 +240,8 @@ impl Restore<'_> {
             (self.tell)(&Notice::Succession(succession));
         }
         belongs(&unlocked)?;
+        // Its keys would not be compared otherwise, and the next change would overwrite it.
+        update.put_back()?;
         let mut now = None;
         match update.read::<H>() {
             Ok(found) => {
@@ -267,15 +268,9 @@ impl Restore<'_> {
             update.take_witness(&header)?;
         }
         self.policy.go_through()?;
-        update.clear_second_names()?;
-        let replaced = keep_replaced(place)?;
-        self.commit(place, update, &mut header, &unlocked).inspect_err(|_| {
-            // A second name of the header in place would keep the next change from overwriting it.
-            if let Some(kept) = replaced.as_ref().filter(|kept| id_of(place).is_some() && id_of(kept) == id_of(place)) {
-                let _ = fs::remove_file(kept);
-            }
-        })?;
-        Ok(replaced)
+        let replaced = update.keeping_replaced();
+        self.commit(place, update, &mut header, &unlocked)?;
+        Ok(replaced.get().cloned())
     }
 
     fn commit<H: Header + Clone>(&self, place: &Path, update: Update, header: &mut H, keys: &Unlocked) -> Result<()> {
@@ -360,44 +355,10 @@ fn beside(place: &Path, suffix: &str) -> PathBuf {
     name.into()
 }
 
-/// The file that a name leads to.
-fn id_of(path: &Path) -> Option<(u64, u64)> {
-    path.symlink_metadata().map(|m| (m.dev(), m.ino())).ok()
-}
-
 /// Whether `file` is the name under which the new header is made, or one under which old headers are kept, where a
 /// restore would overwrite it.
 fn is_working_copy(file: &Path, place: &Path) -> bool {
     let id = |path: &Path| path.metadata().map(|m| (m.dev(), m.ino())).ok();
     let suffixes = [".new", ".replacing", ".replaced"];
     suffixes.iter().any(|suffix| id(file).is_some() && id(file) == id(&beside(place, suffix)))
-}
-
-/// Keeps the header that is about to be replaced, damaged or not, under a second name. No link is followed: the store
-/// may put one there.
-fn keep_replaced(place: &Path) -> Result<Option<PathBuf>> {
-    if place.symlink_metadata().is_err() {
-        return Ok(None);
-    }
-    let (making, kept) = (beside(place, ".replacing"), beside(place, ".replaced"));
-    // An interrupted run may have left it: another name of the present header, or a header that was replaced or
-    // destroyed.
-    header_file::erase::replaced(&making)?;
-    let failed = |source| FileError::Write { op: "copy", path: place.to_path_buf(), source };
-    // Copied if the store has no links: the damaged header may be the last place of some slot. Unreadable parts are not
-    // copied.
-    match fs::hard_link(place, &making).or_else(|_| copy_anew(place, &making)) {
-        Err(e) if e.raw_os_error() == Some(libc::EIO) => return Ok(None),
-        done => done.map_err(failed)?,
-    }
-    header_file::erase::replaced(&kept)?;
-    fs::rename(&making, &kept).map_err(failed)?;
-    Ok(Some(kept))
-}
-
-fn copy_anew(from: &Path, to: &Path) -> io::Result<()> {
-    let mut from = File::options().read(true).custom_flags(libc::O_NOFOLLOW).open(from)?;
-    let mut to = File::options().write(true).create_new(true).mode(0o600).open(to)?;
-    io::copy(&mut from, &mut to)?;
-    to.sync_all()
 }

@@ -26,7 +26,7 @@ impl Unsealed {
     ///
     /// # Errors
     /// As [`Unsealed::open`].
-    pub fn open_forest(self, options: Options) -> Result<Arc<Served>> {
+    pub fn open_forest(mut self, options: Options) -> Result<Arc<Served>> {
         let opened = self.open_to_serve(options.clone(), false)?;
         let dir = self.found.dir.canonicalize().unwrap_or_else(|_| self.found.dir.clone());
         let keeper = Keeper::new(Place::of(&dir)?, options, true, None, self.policy.clone());

@@ -70,7 +70,7 @@ pub fn served(dir: &Path) -> Arc<Served> {
 pub fn served_under(policy: Policy, dir: &Path) -> Arc<Served> {
     let found = Found::at(&policy, dir).unwrap();
     let keys = unlock(&found.header, &key()).unwrap();
-    let unsealed = Unsealed::new(found, keys, policy.clone());
+    let mut unsealed = Unsealed::new(found, keys, policy.clone());
     let opened = unsealed.open_to_serve(options(false), false).unwrap();
     let keeper = Keeper::new(Place::of(dir).unwrap(), options(false), true, Some("/m".into()), policy);
     Served::new(unsealed, opened, keeper).unwrap()

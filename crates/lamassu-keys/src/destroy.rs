@@ -28,8 +28,6 @@ pub use erase::Erased;
 pub struct Destruction {
     update: Update,
     header: VaultHeader,
-    /// the old header, where an attempt was cut off before it was overwritten
-    kept: Option<VaultHeader>,
     /// the old header, if it had lost its name and was overwritten at once
     nameless: Option<Erased>,
 }
@@ -41,7 +39,8 @@ pub struct Cleared {
     pub erased: Vec<Erased>,
     /// files beside the vault's own that are headers of it: copies that a person made, left alone
     pub copies: Vec<String>,
-    /// files that lie where old headers are kept, are not headers, and have other names: not Lamassu's, left alone
+    /// files that lie where old headers are kept, are not headers that can be read, and have other names: not
+    /// Lamassu's, left alone
     pub foreign: Vec<String>,
 }
 
@@ -54,19 +53,25 @@ impl Destruction {
         let update = Update::begin(path, witness)?;
         update.put_back()?;
         let header: VaultHeader = update.read()?;
-        let kept = match header.destroyed() {
-            Some(_) => header_file::read::<VaultHeader>(&update.kept_path()).ok(),
-            None => None,
-        };
-        let kept = kept.filter(|kept| kept.id() == header.id() && kept.destroyed().is_none());
-        Ok(Destruction { update, header, kept, nameless: None })
+        if header.destroyed().is_some() {
+            // A run that was cut off may have renamed it a moment ago. What follows cannot be undone.
+            header_file::sync_dir_of(path)?;
+        }
+        Ok(Destruction { update, header, nameless: None })
     }
 
     /// The header that still opens the vault: the one in place, or what a cut-off attempt has left of it.
-    pub fn opens(&self) -> Option<&VaultHeader> {
-        match self.header.destroyed() {
-            None => Some(&self.header),
-            Some(_) => self.kept.as_ref(),
+    ///
+    /// # Errors
+    /// [`KeyError::File`]: it may be there.
+    pub fn opens(&self) -> Result<Option<VaultHeader>, KeyError> {
+        if self.begun().is_none() {
+            return Ok(Some(self.header.clone()));
+        }
+        match header_file::read::<VaultHeader>(&self.update.kept_path()) {
+            Ok(kept) => Ok(Some(kept).filter(|kept| kept.id() == self.header.id() && kept.destroyed().is_none())),
+            Err(FileError::Missing { .. } | FileError::NotAFile { .. } | FileError::Header { .. }) => Ok(None),
+            Err(error) => Err(error.into()),
         }
     }
 
@@ -82,9 +87,12 @@ impl Destruction {
 
     /// Whether an earlier run came to its end: the old header, the last thing that [`Destruction::clear`] removes, is
     /// gone. Nor has a restore left another one since, that was cut off.
-    pub fn is_cleared(&self) -> bool {
-        let has_kept = || erase::has_left(&self.update.kept_path(), &self.header.id());
-        self.begun().is_some() && !self.update.has_left() && !has_kept()
+    ///
+    /// # Errors
+    /// [`KeyError::File`]: the store does not tell.
+    pub fn is_cleared(&self) -> Result<bool, KeyError> {
+        let has_left = self.update.has_left()? || erase::has_left(&self.update.kept_path(), &self.header.id())?;
+        Ok(self.begun().is_some() && !has_left)
     }
 
     /// Puts a header without keys in place: from here on nothing opens the vault, and what is left is
@@ -114,10 +122,11 @@ impl Destruction {
         Ok(Destruction { nameless, ..Destruction::begin(&path, &witness)? })
     }
 
-    /// Overwrites and removes every file of the vault's directory that wraps its keys.
+    /// Overwrites and removes every file of the vault's directory that wraps its keys. A failure at one of them leaves
+    /// no other as it is.
     ///
     /// # Errors
-    /// [`KeyError::File`]: run it again. [`KeyError::OtherHeader`] before [`Destruction::commit`].
+    /// [`KeyError::File`], the first one: run it again. [`KeyError::OtherHeader`] before [`Destruction::commit`].
     pub fn clear(mut self) -> Result<Cleared, KeyError> {
         if self.begun().is_none() {
             return Err(KeyError::OtherHeader);
@@ -128,26 +137,43 @@ impl Destruction {
         let new = self.update.erase_new()?;
         let dir = self.update.path().parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let listing = |source| FileError::Read { op: "list", path: dir.into(), source };
+        let id = self.header.id();
         let mut done = Cleared { erased: new.into_iter().chain(self.nameless).collect(), ..Cleared::default() };
+        let header = self.update.path();
+        let mut failed = None;
         for entry in std::fs::read_dir(dir).map_err(listing)? {
-            let entry = entry.map_err(listing)?;
+            let entry = match entry {
+                Ok(entry) => entry,
+                Err(error) => {
+                    failed.get_or_insert(listing(error));
+                    continue;
+                }
+            };
             let file = entry.file_name();
             if file == name::HEADER || file == name::HEADER_NEW || file == name::HEADER_REPLACING {
                 continue;
             }
             let path = entry.path();
-            let by_name = file == name::HEADER_REPLACED;
-            if !by_name && !is_header_of(&path, &self.header.id()) {
+            let by_name = file == name::HEADER_REPLACED || name::is_set_aside(file.as_bytes());
+            if !by_name && !is_header_of(&path, &id) {
                 continue;
             }
             if by_name || file.as_bytes().starts_with(name::RESERVED_PREFIX.as_bytes()) {
-                done.erase((&path, self.update.path()), &self.header.id())?;
+                if let Err(error) = erase::file(&path, header, &id).map(|outcome| done.note(&path, outcome)) {
+                    failed.get_or_insert(error);
+                }
             } else {
                 done.copies.push(file.to_string_lossy().into_owned());
             }
         }
-        // Last: while it is there, the next run knows that there is something left to do.
-        done.erase((&self.update.kept_path(), self.update.path()), &self.header.id())?;
+        // Last: while it has its name, the next run knows that there is something left to do.
+        let kept = self.update.kept_path();
+        if let Some(error) = failed {
+            let _ = erase::content(&kept, header, &id);
+            return Err(error.into());
+        }
+        let outcome = erase::file(&kept, header, &id)?;
+        done.note(&kept, outcome);
         done.erased.sort_by(|a, b| a.file.cmp(&b.file));
         done.copies.sort();
         Ok(done)
@@ -155,15 +181,14 @@ impl Destruction {
 }
 
 impl Cleared {
-    fn erase(&mut self, (path, header): (&Path, &Path), id: &VaultId) -> Result<(), KeyError> {
-        match erase::file(path, header, id)? {
+    fn note(&mut self, path: &Path, outcome: erase::Outcome) {
+        match outcome {
             erase::Outcome::Nothing => {}
             erase::Outcome::Erased(erased) => self.erased.push(erased),
             erase::Outcome::Left => {
                 self.foreign.push(path.file_name().unwrap_or_default().to_string_lossy().into_owned())
             }
         }
-        Ok(())
     }
 }
 

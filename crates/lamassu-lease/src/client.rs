@@ -9,7 +9,7 @@
 //!   [`Reply::Ended`] is final.
 
 use crate::locks::Lock;
-use crate::{Call, Grant, Millis, Mode, Object, Reply, RequestNo, SessionId, Terms};
+use crate::{Call, Grant, GrantNo, Millis, Mode, Object, Reply, RequestNo, SessionId, Terms};
 use std::collections::{BTreeMap, VecDeque};
 
 /// Unanswered heartbeats that are remembered.
@@ -96,9 +96,13 @@ pub struct Client {
     next_beat: u64,
     next_request: u64,
     leases: BTreeMap<Object, Lease>,
+    /// Released leases of objects that were taken over, until the next lease of the object.
+    left: BTreeMap<Object, Grant>,
     /// Requests without an answer, and their modes.
     wanted: BTreeMap<Object, (RequestNo, Mode)>,
     waiting: VecDeque<Waiting>,
+    /// How many reports were made.
+    reports: u64,
 }
 
 impl Client {
@@ -113,8 +117,10 @@ impl Client {
             next_beat: 0,
             next_request: 0,
             leases: BTreeMap::new(),
+            left: BTreeMap::new(),
             wanted: BTreeMap::new(),
             waiting: VecDeque::new(),
+            reports: 0,
         }
     }
 
@@ -136,6 +142,11 @@ impl Client {
     /// The mode in which an object is held.
     pub fn mode_of(&self, object: Object) -> Option<Mode> {
         self.leases.get(&object).map(|lease| lease.grant.mode)
+    }
+
+    /// The number of the grant by which an object is held.
+    pub fn grant_of(&self, object: Object) -> Option<GrantNo> {
+        self.leases.get(&object).map(|lease| lease.grant.number)
     }
 
     /// Whether the server has recalled the lease of an object.
@@ -160,9 +171,11 @@ impl Client {
             return Vec::new();
         }
         self.beats.clear();
+        self.reports += 1;
         let held = self.leases.values().map(|lease| lease.grant).collect();
         let kept = self.leases.iter().filter(|(_, lease)| lease.is_kept).map(|(object, _)| *object).collect();
-        let resume = Do::Send(Call::Resume { held, kept, locks });
+        let taken_over = self.left.values().copied().collect();
+        let resume = Do::Send(Call::Resume { number: self.reports, held, kept, taken_over, locks });
         // What is kept as shared needs no report: it is taken over.
         let is_taken_over = |lease: &&Lease| lease.is_taken_over && lease.grant.mode == Mode::Exclusive;
         let taken_over = self.leases.values().filter(is_taken_over);
@@ -199,7 +212,7 @@ impl Client {
         lease.recalled = lease.recalled.filter(|asked| *asked < keeps);
         match keeps {
             Some(mode) => (lease.grant.mode, lease.is_kept) = (mode, false),
-            None => drop(self.leases.remove(&object)),
+            None => drop(self.release(object)),
         }
         let mut all = vec![Do::Send(Call::Release { grant, keeps })];
         all.extend(self.go_on(object, now));
@@ -239,10 +252,18 @@ impl Client {
     /// be committed, and caches must have dropped the object. An unfinished takeover stays to be done.
     pub fn give_back(&mut self, op: Op, object: Object, now: Millis) -> Vec<Do> {
         self.waiting.retain(|waiting| waiting.op != op);
-        let lease = self.leases.remove(&object).map(|lease| lease.grant);
-        let mut all: Vec<_> = lease.map(|grant| Do::Send(Call::Release { grant, keeps: None })).into_iter().collect();
+        let grant = self.release(object);
+        let mut all: Vec<_> = grant.map(|grant| Do::Send(Call::Release { grant, keeps: None })).into_iter().collect();
         all.extend(self.go_on(object, now));
         all
+    }
+
+    fn release(&mut self, object: Object) -> Option<Grant> {
+        let lease = self.leases.remove(&object)?;
+        if lease.is_taken_over {
+            self.left.insert(object, lease.grant);
+        }
+        Some(lease.grant)
     }
 
     /// Handles a reply of the server.
@@ -264,6 +285,7 @@ impl Client {
                     return Vec::new(); // of a connection before: the server does not count it
                 }
                 self.wanted.remove(&grant.object);
+                self.left.remove(&grant.object);
                 let by = if takes_over { self.first_waiting(grant) } else { None };
                 let users = u32::from(by.is_some());
                 let (recalled, flushing, is_taken_over, is_kept) = (None, None, false, false);
@@ -297,6 +319,7 @@ impl Client {
     fn end(&mut self) -> Vec<Do> {
         self.has_ended = true;
         self.leases.clear();
+        self.left.clear();
         self.wanted.clear();
         let failed = std::mem::take(&mut self.waiting);
         std::iter::once(Do::Lost).chain(failed.into_iter().map(|waiting| Do::Fail(waiting.op))).collect()
@@ -350,7 +373,6 @@ impl Client {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::GrantNo;
 
     const OBJECT: Object = Object(1);
 
@@ -378,13 +400,35 @@ mod tests {
         let _ = client.begin(Op(1), OBJECT, Mode::Exclusive, now);
         let grant = Grant { object: OBJECT, mode: Mode::Exclusive, number: GrantNo(1) };
         let _ = client.reply(Reply::Granted { grant, request: RequestNo(0), takes_over: true }, now);
-        let resume = |grant| Do::Send(Call::Resume { held: vec![grant], kept: Vec::new(), locks: Vec::new() });
-        assert_eq!(client.connected(Vec::new()), [resume(grant)], "it is not taken over yet");
+        let resume = |number, held: &[Grant], taken_over: &[Grant]| {
+            let (held, taken_over) = (held.to_vec(), taken_over.to_vec());
+            Do::Send(Call::Resume { number, held, kept: Vec::new(), taken_over, locks: Vec::new() })
+        };
+        assert_eq!(client.connected(Vec::new()), [resume(1, &[grant], &[])], "it is not taken over yet");
         let taken_over = Do::Send(Call::TakenOver { grant });
+        let mut given_back = client.clone();
+        let _ = given_back.give_back(Op(1), OBJECT, now);
+        assert_eq!(given_back.connected(Vec::new()), [resume(2, &[], &[])], "it stays to be done");
         assert_eq!(client.taken_over(OBJECT, now), std::slice::from_ref(&taken_over));
-        assert_eq!(client.connected(Vec::new()), [resume(grant), taken_over]);
-        let _ = client.reduce(OBJECT);
-        assert_eq!(client.connected(Vec::new()), [resume(Grant { mode: Mode::Shared, ..grant })]);
+        assert_eq!(client.connected(Vec::new()), [resume(2, &[grant], &[]), taken_over]);
+        for is_reduced in [false, true] {
+            let mut client = client.clone();
+            let mode = if is_reduced { Mode::Shared } else { Mode::Exclusive };
+            let kept = Grant { mode, ..grant };
+            if is_reduced {
+                let _ = client.reduce(OBJECT);
+                assert_eq!(client.connected(Vec::new()), [resume(3, &[kept], &[])]);
+            }
+            // The release may be lost as well.
+            let _ = client.give_back(Op(1), OBJECT, now);
+            let number = if is_reduced { 4 } else { 3 };
+            assert_eq!(client.connected(Vec::new()), [resume(number, &[], &[kept])]);
+            let asked = client.begin(Op(2), OBJECT, Mode::Shared, now);
+            let [Do::Send(Call::Acquire { request, .. })] = asked[..] else { panic!("{asked:?}") };
+            let next = Grant { number: GrantNo(2), mode: Mode::Shared, ..grant };
+            let _ = client.reply(Reply::Granted { grant: next, request, takes_over: false }, now);
+            assert_eq!(client.connected(Vec::new()), [resume(number + 1, &[next], &[])]);
+        }
     }
 
     /// The operation that recovers an object uses its lease from that moment on: a recall that arrives meanwhile waits

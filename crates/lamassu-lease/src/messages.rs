@@ -3,7 +3,9 @@
 use crate::ids::{Grant, Mode, Object, RequestNo};
 use crate::lock::{Lock, LockAnswer, LockKey, Range};
 
-/// A message of a client. The calls of one session arrive in the order in which they were made, or not at all.
+/// A message of a client. The calls of one connection arrive in the order in which they were made, or not at all. Those
+/// of an earlier connection may arrive late, and the server takes none of them: the numbers of reports say which
+/// connection is the newest.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Call {
     /// The session is alive. The answer repeats `beat`.
@@ -13,10 +15,14 @@ pub enum Call {
     },
     /// The session has a new connection, and holds these leases and locks, and no others.
     Resume {
+        /// the report's number, ascending, from 1 on
+        number: u64,
         /// its leases
         held: Vec<Grant>,
         /// those of them that it keeps ([`Call::Keep`])
         kept: Vec<Object>,
+        /// Leases that it has released, whose objects it had taken over: the server may have heard neither.
+        taken_over: Vec<Grant>,
         /// its locks
         locks: Vec<Lock>,
     },

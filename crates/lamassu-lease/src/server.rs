@@ -11,10 +11,15 @@
 //! * **Restart.** Sessions, exclusive leases and abandoned objects are durable; shared leases are not. After a restart
 //!   every session counts as heard of at that moment. Nothing is granted exclusively until each session has reported
 //!   its leases, or has expired.
+//! * **Connections.** Of a session the newest connection counts. Its first call is a report of what the session has.
+//!   Each report has a number, so one of an earlier connection that arrives later is none.
 //!
 //! The changes of a step are made durable before its replies are sent ([`Step`]). A server that cannot make a change
 //! durable stops.
 
+mod held;
+
+use self::held::{Held, Lease};
 use crate::locks::{LOCKS_MAX, Lock, LockAnswer, LockKey, Range, Table};
 use crate::{Call, Grant, GrantNo, Millis, Mode, Object, Reply, RequestNo, SessionId, Terms};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -34,6 +39,8 @@ pub struct Step {
     pub replies: Vec<(SessionId, Reply)>,
     /// sessions that end although they sent heartbeats, since they did not release a recalled lease
     pub held_on: Vec<SessionId>,
+    /// sessions that end since their report makes no sense
+    pub misreported: Vec<SessionId>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -46,54 +53,14 @@ struct Session {
     is_refused: bool,
     /// Whether its messages are ignored ([`Server::turn_out`]).
     is_out: bool,
+    /// The number of the newest report that was heard.
+    reported: u64,
 }
 
 impl Session {
     fn heard_at(now: Millis, is_back: bool) -> Session {
-        Session { heard: now, is_back, is_refused: false, is_out: false }
+        Session { heard: now, is_back, is_refused: false, is_out: false, reported: 0 }
     }
-}
-
-/// A lease of one session.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Lease {
-    mode: Mode,
-    number: GrantNo,
-    since: Millis,
-    /// The mode that it was asked to keep; the outer `None`: it was not recalled.
-    recalled: Option<Option<Mode>>,
-    /// Time of the first recall; or when it was last kept, if that was later.
-    asked: Option<Millis>,
-    /// Its holder says that it keeps it on purpose.
-    is_kept: bool,
-}
-
-impl Lease {
-    fn new(mode: Mode, number: GrantNo, now: Millis) -> Lease {
-        Lease { mode, number, since: now, recalled: None, asked: None, is_kept: false }
-    }
-
-    /// Whoever has kept it has a term from then on to release it.
-    fn keep(&mut self, kept: bool, now: Millis) {
-        if self.is_kept && !kept {
-            self.asked = self.asked.map(|_| now);
-        }
-        self.is_kept = kept;
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Waiting {
-    session: SessionId,
-    request: RequestNo,
-    mode: Mode,
-}
-
-/// An object with leases or waiting requests.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-struct Held {
-    leases: BTreeMap<SessionId, Lease>,
-    waiting: VecDeque<Waiting>,
 }
 
 /// The leases of one vault.
@@ -176,6 +143,12 @@ impl Server {
             // The call comes from a connection that ended with the restart.
             return step;
         }
+        if let Call::Resume { number, .. } = call {
+            if number <= known.reported {
+                return step;
+            }
+            known.reported = number;
+        }
         match call {
             // An answer would let the session go on.
             Call::Heartbeat { .. } if holds_on => known.is_refused = true,
@@ -184,17 +157,13 @@ impl Server {
                 known.is_refused = false;
                 step.replies.push((session, Reply::Alive { beat }));
             }
-            Call::Resume { held, kept, locks } => {
+            Call::Resume { held, kept, taken_over, locks, .. } => {
                 // What was decided before the report, also by this step, must not reach the new connection (R10).
                 step.replies.retain(|(of, _)| *of != session);
-                self.resume(session, (&held, &kept, &locks), now, &mut step);
+                self.resume(session, (&held, &kept, &taken_over, &locks), now, &mut step);
             }
             Call::Acquire { request, object, mode } => {
-                let held = self.objects.entry(object).or_default();
-                // A client sends one request at a time; more are ignored.
-                if held.waiting.iter().all(|waiting| waiting.session != session) {
-                    held.waiting.push_back(Waiting { session, request, mode });
-                }
+                self.objects.entry(object).or_default().request(session, request, mode);
                 self.serve(object, now, &mut step);
             }
             Call::Release { grant, keeps } => self.release(session, grant, keeps, now, &mut step),
@@ -300,7 +269,7 @@ impl Server {
     /// The next moment at which [`Server::tick`] has something to do.
     pub fn wake_after(&self, now: Millis) -> Option<Millis> {
         let expiries = self.sessions.values().map(|session| session.heard + self.terms.term());
-        let waited_for = self.objects.values().filter(|held| !held.waiting.is_empty());
+        let waited_for = self.objects.values().filter(|held| held.next().is_some());
         let leases = waited_for.flat_map(|held| held.leases.values().filter(|lease| lease.recalled.is_none()));
         // Leases whose minimum hold was over before have been recalled already, or do not conflict.
         expiries.chain(leases.map(|lease| lease.since + self.terms.min_hold())).filter(|moment| *moment > now).min()
@@ -309,6 +278,11 @@ impl Server {
     /// Whether a session may change an object. Otherwise its changes are refused.
     pub fn may_change(&self, session: SessionId, object: Object) -> bool {
         self.mode_of(session, object) == Some(Mode::Exclusive)
+    }
+
+    /// Whether a session may change an object by this grant.
+    pub fn may_change_by(&self, session: SessionId, object: Object, number: GrantNo) -> bool {
+        self.may_change(session, object) && self.holds(session, object, number).is_some()
     }
 
     /// The mode in which a session may use an object.
@@ -322,16 +296,17 @@ impl Server {
     /// on.
     pub fn turn_out(&mut self, session: SessionId, now: Millis) -> Step {
         let mut step = self.expire(now);
-        let has_lease = self.objects.values().any(|held| held.leases.contains_key(&session));
-        let holds_something = has_lease || self.locks.has(session);
         let Some(known) = self.sessions.get_mut(&session) else { return step };
+        let has_lease = self.objects.values().any(|held| held.leases.contains_key(&session));
+        // One that has not reported may have shared leases and locks.
+        let holds_something = !known.is_back || has_lease || self.locks.has(session);
         step.replies.push((session, Reply::Ended));
         if !holds_something {
             self.end(session, true, now, &mut step);
             return step;
         }
         known.is_out = true;
-        self.objects.values_mut().for_each(|held| held.waiting.retain(|waiting| waiting.session != session));
+        self.objects.values_mut().for_each(|held| held.waits_no_longer(session));
         self.serve_all(now, &mut step);
         step
     }
@@ -354,6 +329,18 @@ impl Server {
     /// Whether a session has not ended.
     pub fn is_alive(&self, session: SessionId) -> bool {
         self.sessions.contains_key(&session)
+    }
+
+    /// Whether a report of a session is of an earlier connection than one that was heard.
+    pub fn is_late(&self, session: SessionId, number: u64) -> bool {
+        self.sessions.get(&session).is_some_and(|session| number <= session.reported)
+    }
+
+    /// A process that had these leases before has heard this report.
+    pub fn has_heard(&mut self, session: SessionId, number: u64) {
+        if let Some(session) = self.sessions.get_mut(&session) {
+            session.reported = session.reported.max(number);
+        }
     }
 
     /// Whether a session has reported its leases since the server started.
@@ -403,7 +390,7 @@ impl Server {
         let objects: Vec<_> = self.objects.keys().copied().collect();
         for object in objects {
             let Some(held) = self.objects.get_mut(&object) else { continue };
-            held.waiting.retain(|waiting| waiting.session != session);
+            held.waits_no_longer(session);
             if held.leases.remove(&session).is_some_and(|lease| lease.mode == Mode::Exclusive) {
                 self.change(step, Change::Released(object));
                 if expired {
@@ -431,7 +418,7 @@ impl Server {
     fn resume(
         &mut self,
         session: SessionId,
-        (held, kept, locks): (&[Grant], &[Object], &[Lock]),
+        (held, kept, taken_over, locks): (&[Grant], &[Object], &[Grant], &[Lock]),
         now: Millis,
         step: &mut Step,
     ) {
@@ -444,6 +431,7 @@ impl Server {
         if !is_so {
             // A correct client never reports such a lease, so the session is ended.
             step.replies.push((session, Reply::Ended));
+            step.misreported.push(session);
             return self.end(session, true, now, step);
         }
         if let Some(known) = self.sessions.get_mut(&session) {
@@ -453,7 +441,7 @@ impl Server {
         let objects: BTreeSet<_> = self.objects.keys().chain(said.keys()).copied().collect();
         for object in objects {
             let entry = self.objects.entry(object).or_default();
-            entry.waiting.retain(|waiting| waiting.session != session);
+            entry.reconnects(session);
             let before = entry.leases.remove(&session);
             let grant = said.get(&object);
             if let Some(grant) = grant {
@@ -464,10 +452,11 @@ impl Server {
                 lease.keep(kept.contains(&object), now);
                 entry.leases.insert(session, lease);
             }
-            let was = before.map(|before| before.mode);
-            if was == Some(Mode::Exclusive) && grant.is_none_or(|grant| grant.mode == Mode::Shared) {
+            let Some(before) = before.filter(|before| before.mode == Mode::Exclusive) else { continue };
+            if grant.is_none_or(|grant| grant.mode == Mode::Shared) {
                 self.change(step, Change::Released(object));
-                if grant.is_some() {
+                // The release says nothing of that, and was lost with it.
+                if grant.is_some() || taken_over.iter().any(|left| left.number == before.number) {
                     self.taken_over(object, step);
                 }
             }
@@ -534,7 +523,7 @@ impl Server {
 
     /// Grants the requests for an object that can be granted, and recalls what conflicts with the next one.
     fn serve(&mut self, object: Object, now: Millis, step: &mut Step) {
-        while let Some(next) = self.objects.get(&object).and_then(|held| held.waiting.front().copied()) {
+        while let Some(next) = self.objects.get(&object).and_then(Held::next) {
             let takes_over = self.is_abandoned(object);
             let mode = if takes_over { Mode::Exclusive } else { next.mode };
             if self.recall(object, next.session, mode, now, step) {
@@ -546,7 +535,7 @@ impl Server {
             }
             let number = GrantNo(self.next_number());
             let Some(held) = self.objects.get_mut(&object) else { return };
-            held.waiting.pop_front();
+            held.waits_no_longer(next.session);
             let lease = Lease::new(mode, number, now);
             let before = held.leases.insert(next.session, lease).map(|lease| lease.mode);
             match mode {
@@ -557,7 +546,7 @@ impl Server {
             let grant = Grant { object, mode, number };
             step.replies.push((next.session, Reply::Granted { grant, request: next.request, takes_over }));
         }
-        if self.objects.get(&object).is_some_and(|held| held.leases.is_empty()) {
+        if self.objects.get(&object).is_some_and(Held::is_unused) {
             self.objects.remove(&object);
         }
     }

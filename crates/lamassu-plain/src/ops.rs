@@ -88,6 +88,15 @@ impl PlainFs {
         each_entry(&*self.nodes.get(dir)?, &mut |_, kind, name| each(name, kind))
     }
 
+    /// Whether the file system of an inode has free blocks: another one may be mounted below the root.
+    ///
+    /// # Errors
+    /// [`VaultError::Stale`]; those of fstatvfs(3).
+    pub fn has_space(&self, ino: Ino) -> Result<bool> {
+        let node = self.nodes.get(ino)?;
+        Ok(rustix::fs::fstatvfs(node.fd()).map_err(|e| io("statfs", e))?.f_bavail > 0)
+    }
+
     /// Goes through a listing from `cookie` on, with the cookie that comes after each entry, until `each` returns
     /// false.
     fn list(&self, handle: HandleId, cookie: u64, each: &mut dyn FnMut(&Node, &DirEntry, u64) -> bool) -> Result<()> {

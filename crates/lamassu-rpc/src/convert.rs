@@ -172,15 +172,21 @@ fn to_grant(grant: Option<proto::Grant>) -> Result<Grant> {
     Ok(Grant { object: Object(grant.object), mode: to_mode(grant.mode)?, number: GrantNo(grant.number) })
 }
 
+fn to_grants(grants: Vec<proto::Grant>) -> Result<Vec<Grant>> {
+    grants.into_iter().map(|grant| to_grant(Some(grant))).collect()
+}
+
 /// A call of a session, as a message. For a resumption, vault and session are filled in.
 pub fn from_call(call: &Call, of: proto::Of) -> proto::Up {
     use proto::up::Said;
     let said = match call {
         Call::Heartbeat { beat } => Said::Heartbeat(proto::Heartbeat { beat: *beat }),
-        Call::Resume { held, kept, locks } => Said::Resume(proto::Resume {
+        Call::Resume { number, held, kept, taken_over, locks } => Said::Resume(proto::Resume {
             of: Some(of),
+            number: *number,
             held: held.iter().copied().map(from_grant).collect(),
             kept: kept.iter().map(|object| object.0).collect(),
+            taken_over: taken_over.iter().copied().map(from_grant).collect(),
             locks: locks.iter().map(locks::from_lock).collect(),
         }),
         Call::Acquire { request, object, mode } => {
@@ -215,8 +221,10 @@ pub fn to_call(up: proto::Up) -> Result<Call> {
             return Err(Garbled("there are more locks than a session can have"));
         }
         Said::Resume(resume) => Call::Resume {
-            held: resume.held.into_iter().map(|grant| to_grant(Some(grant))).collect::<Result<_>>()?,
+            number: resume.number,
+            held: to_grants(resume.held)?,
             kept: resume.kept.into_iter().map(Object).collect(),
+            taken_over: to_grants(resume.taken_over)?,
             locks: resume.locks.iter().map(locks::to_lock).collect::<Result<_>>()?,
         },
         Said::Heartbeat(beat) => Call::Heartbeat { beat: beat.beat },
@@ -311,7 +319,13 @@ mod tests {
         let of = proto::Of { vault: vec![1; 16], session: 3 };
         let calls = [
             Call::Heartbeat { beat: 4 },
-            Call::Resume { held: vec![GRANT], kept: vec![Object(7)], locks: locks::tests::some() },
+            Call::Resume {
+                number: 8,
+                held: vec![GRANT],
+                kept: vec![Object(7)],
+                taken_over: vec![Grant { number: GrantNo(6), ..GRANT }],
+                locks: locks::tests::some(),
+            },
             Call::Acquire { request: RequestNo(2), object: Object(7), mode: Mode::Shared },
             Call::Release { grant: GRANT, keeps: Some(Mode::Shared) },
             Call::Release { grant: GRANT, keeps: None },

@@ -71,6 +71,8 @@ struct Session {
     vault: Vec<u8>,
     number: u64,
     head: Head,
+    /// The number of its last grant.
+    grant: u64,
     say: Sender<Up>,
     told: Streaming<proto::Down>,
 }
@@ -85,7 +87,7 @@ impl Session {
         let Some(down::Said::Begun(begun)) = told.message().await?.and_then(|down| down.said) else {
             return Err("no session".into());
         };
-        Ok(Session { vault, number: begun.session, head: head_of(&begun.head)?, say, told })
+        Ok(Session { vault, number: begun.session, head: head_of(&begun.head)?, grant: 0, say, told })
     }
 
     async fn acquire(&mut self, mode: proto::Mode) -> Result<proto::Grant> {
@@ -94,6 +96,7 @@ impl Session {
             match self.told.message().await?.and_then(|down| down.said) {
                 Some(down::Said::Granted(granted)) => {
                     self.head = head_of(&granted.head)?;
+                    self.grant = granted.grant.map(|grant| grant.number).unwrap_or_default();
                     return granted.grant.ok_or_else(|| "no grant".into());
                 }
                 Some(_) => {}
@@ -117,7 +120,8 @@ impl Session {
             };
             let changes: Vec<_> = (rows..rows + batch).map(change).collect();
             let of = Some(proto::Of { vault: self.vault.clone(), session: self.number });
-            let request = proto::CommitRequest { of, base: self.head.0.to_vec(), changes: pack(&changes) };
+            let (base, changes, grant) = (self.head.0.to_vec(), pack(&changes), self.grant);
+            let request = proto::CommitRequest { of, base, changes, grant };
             self.head = head_of(&anchors.commit(request).await?.into_inner().head)?;
             rows += batch;
             if beaten.elapsed() > Duration::from_secs(1) {

@@ -92,6 +92,18 @@ pub struct Files {
 }
 
 impl Files {
+    /// Checks that the tables of a server's directory can be listed. A start makes a missing directory of them.
+    ///
+    /// # Errors
+    /// [`ServerError::File`].
+    pub fn check_place(dir: &Path) -> Result<()> {
+        let dir = dir.join(DIR);
+        match fs::read_dir(&dir) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+            listed => listed.map(drop).map_err(ServerError::file("list", &dir)),
+        }
+    }
+
     /// The tables in a server's directory. Tables whose transfer was interrupted are removed.
     ///
     /// # Errors

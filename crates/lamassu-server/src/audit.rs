@@ -285,6 +285,8 @@ pub enum Why {
     Replaced,
     /// The host was revoked, or may no longer use the vault.
     Revoked,
+    /// It reported what it cannot have.
+    Misreported,
 }
 
 /// An entry.

@@ -9,7 +9,7 @@ use rcgen::{
 };
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use std::fs::OpenOptions;
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
@@ -54,19 +54,27 @@ impl Authority {
     /// Reads the authority of a server's directory.
     ///
     /// # Errors
-    /// As [`Authority::make`].
+    /// [`ServerError::File`], [`ServerError::Damaged`].
     pub fn read(dir: &Path) -> Result<Authority> {
+        let damaged = |name: &str, what| ServerError::Damaged { path: dir.join(name), what };
         let read = |name: &str| {
             let path = dir.join(name);
-            std::fs::read(&path).map_err(ServerError::file("read", &path))
+            std::fs::read(&path).map_err(|error| match error.kind() {
+                ErrorKind::NotFound => damaged(name, "it is gone"),
+                _ => ServerError::file("read", &path)(error),
+            })
         };
         let (key, certificate) = (Zeroizing::new(read(KEY)?), CertificateDer::from(read(CERTIFICATE)?));
-        let key = KeyPair::from_pkcs8_der_and_sign_algo(&PrivatePkcs8KeyDer::from(&key[..]), &PKCS_ED25519)?;
-        if lamassu_rpc::tls::public_key(&certificate).is_none_or(|public| *public != *key.subject_public_key_info()) {
-            let what = "the authority's certificate is not that of its key";
-            return Err(ServerError::Damaged { path: dir.join(CERTIFICATE), what });
+        let key = KeyPair::from_pkcs8_der_and_sign_algo(&PrivatePkcs8KeyDer::from(&key[..]), &PKCS_ED25519);
+        let key = key.map_err(|_| damaged(KEY, "it is no key of an authority"))?;
+        let public = lamassu_rpc::tls::public_key(&certificate);
+        let public = public.ok_or_else(|| damaged(CERTIFICATE, "it is no certificate"))?;
+        if *public != *key.subject_public_key_info() {
+            return Err(damaged(CERTIFICATE, "the authority's certificate is not that of its key"));
         }
-        Ok(Authority { issuer: Issuer::from_ca_cert_der(&certificate, key)?, certificate })
+        let issuer = Issuer::from_ca_cert_der(&certificate, key);
+        let issuer = issuer.map_err(|_| damaged(CERTIFICATE, "it is no certificate of an authority"))?;
+        Ok(Authority { issuer, certificate })
     }
 
     /// Its certificate.

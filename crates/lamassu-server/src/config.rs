@@ -7,7 +7,7 @@ use lamassu_keys::{KeySource, SourceError};
 use lamassu_lease::Terms;
 use serde::Deserialize;
 use std::io::ErrorKind;
-use std::net::Ipv6Addr;
+use std::net::{Ipv6Addr, SocketAddr};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -70,7 +70,7 @@ pub const COMMENTED: &str = r#"# Configuration of lamassu-server. A line that is
 #[etcd]
 #endpoints = ["https://etcd1.example:2379", "https://etcd2.example:2379", "https://etcd3.example:2379"]
 #prefix = "lamassu"
-# Another server can lead after this one has been silent for this time; 2 to 60 s.
+# Another server can lead after this one has been silent for this time; 2 to 60 s, and less than half of term_seconds.
 #leader_seconds = 5
 # Files; relative paths start in this directory. `ca`: authorities of the members (default: the system's). This server
 # identifies itself with a certificate and its key, or with a user and a password.
@@ -179,19 +179,24 @@ impl Config {
         within("evaluations_per_second", config.evaluations_per_second, 1, 1_000_000_000)?;
         // A batch has up to this many elements.
         within("evaluations_burst", config.evaluations_burst, 1024, 1_000_000_000_000)?;
-        let is_address = |name: &str, address: &str, such_as: &str| match address.parse::<std::net::SocketAddr>() {
+        let is_address = |name: &str, address: &str, such_as: &str| match address.parse::<SocketAddr>() {
             Ok(_) => Ok(()),
             Err(error) => Err(wrong(format!("{name} = {address:?}: {error}; give an address and a port, {such_as}"))),
         };
         is_address("listen", &config.listen, "0.0.0.0:7433")?;
-        config.metrics.as_deref().map_or(Ok(()), |address| is_address("metrics", address, "127.0.0.1:9433"))?;
+        if let Some(address) = &config.metrics {
+            is_address("metrics", address, "127.0.0.1:9433")?;
+            if is_same_place(&config.listen, address) {
+                return Err(wrong(format!("metrics = {address:?}: hosts connect there; give another port")));
+            }
+        }
         if let Some(url) = &config.webhook {
             // The address itself is not shown: it may hold a secret.
             check_url(url).map_err(|what| wrong(format!("webhook: {what}")))?;
         }
         #[cfg(feature = "etcd")]
         if let Some(etcd) = &config.etcd {
-            etcd.check().map_err(|what| wrong(format!("[etcd] {what}")))?;
+            etcd.check(config.term_seconds).map_err(|what| wrong(format!("[etcd] {what}")))?;
         }
         config.master_source().map_err(|error| wrong(format!("master_key: {error}")))?;
         if let Some(address) = config.address.as_ref().filter(|address| !is_host_and_port(address)) {
@@ -243,6 +248,17 @@ pub(crate) fn at_line(text: &str, span: Option<Range<usize>>, what: &str) -> Str
     format!("line {}{}: {}", number + 1, key.map_or(String::new(), |key| format!(", {key}")), what)
 }
 
+/// Whether a server cannot listen on both addresses: one of them is the other, or has it among its own.
+fn is_same_place(one: &str, other: &str) -> bool {
+    let has = |all: SocketAddr, one: SocketAddr| {
+        all.ip() == one.ip() || (all.ip().is_unspecified() && (all.is_ipv6() || one.is_ipv4()))
+    };
+    match (one.parse::<SocketAddr>(), other.parse::<SocketAddr>()) {
+        (Ok(one), Ok(other)) => one.port() == other.port() && one.port() != 0 && (has(one, other) || has(other, one)),
+        _ => false,
+    }
+}
+
 /// A name or an address, as hosts are to use it, and a port.
 fn is_host_and_port(address: &str) -> bool {
     let Some((host, port)) = address.rsplit_once(':') else { return false };
@@ -281,6 +297,21 @@ fn check_url(url: &str) -> std::result::Result<(), &'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde::de::DeserializeOwned;
+    use std::collections::BTreeSet;
+
+    /// The names of all fields, as the refusal of another one lists them.
+    fn fields<T: DeserializeOwned>() -> BTreeSet<String> {
+        let refused = toml::from_str::<T>("no_such_field = 1").err().expect("it is unknown").message().to_owned();
+        assert!(refused.starts_with("unknown field `no_such_field`, expected one of `"), "{refused}");
+        refused.split('`').skip(3).step_by(2).map(str::to_owned).collect()
+    }
+
+    /// The names in lines that are commented out.
+    fn names(text: &str) -> BTreeSet<String> {
+        let lines = text.lines().filter_map(|line| line.strip_prefix('#').filter(|line| !line.starts_with(' ')));
+        lines.filter_map(|line| line.split_once(" = ")).map(|(name, _)| name.to_owned()).collect()
+    }
 
     #[test]
     fn the_commented_file_says_the_defaults() {
@@ -291,7 +322,9 @@ mod tests {
             let shown: String =
                 etcd.lines().filter(|line| !line.starts_with("# ")).map(|line| format!("{}\n", &line[1..])).collect();
             let shown: EtcdConfig = toml::from_str(&shown).expect("parses");
-            assert!(shown.check().is_ok() && (&*shown.prefix, shown.leader_seconds) == ("lamassu", 5));
+            assert!(
+                shown.check(commented.term_seconds).is_ok() && (&*shown.prefix, shown.leader_seconds) == ("lamassu", 5)
+            );
         }
         let _ = etcd;
         let all: String = plain
@@ -304,7 +337,10 @@ mod tests {
         assert_eq!(said.audit_kept(), commented.audit_kept());
         let said = Config { audit_entries: None, audit_mib: None, ..said };
         assert_eq!(format!("{said:?}"), format!("{commented:?}"));
-        assert_eq!(all.lines().count(), 10);
+        let etcd_table = cfg!(feature = "etcd").then(|| "etcd".to_owned());
+        assert_eq!(names(plain).into_iter().chain(etcd_table).collect::<BTreeSet<_>>(), fields::<Config>());
+        #[cfg(feature = "etcd")]
+        assert_eq!(names(etcd), fields::<EtcdConfig>());
         #[cfg(feature = "etcd")]
         {
             let in_etcd: Config = toml::from_str("[etcd]\nendpoints = [\"https://e:1\"]").expect("parses");
@@ -330,6 +366,8 @@ mod tests {
             ("listen = \"nowhere\"", "0.0.0.0:7433"),
             ("token_hours = 0", "token_hours"),
             ("metrics = \"localhost\"", "127.0.0.1:9433"),
+            ("metrics = \"127.0.0.1:7433\"", "another port"),
+            ("listen = \"127.0.0.1:9\"\nmetrics = \"[::]:9\"", "another port"),
             ("webhook = \"http://alerts.example.org/\"", "https"),
             ("webhook = \"https://me:pw@alerts.example.org/\"", "signed"),
             ("master_key = \"my secret\"", "not a key source"),
@@ -351,6 +389,10 @@ mod tests {
             ("[etcd]\nendpoints = [\"https://e:1\"]\nprefix = \"a/b\"", "letters"),
             #[cfg(feature = "etcd")]
             ("[etcd]\nendpoints = [\"https://e:1\"]\nleader_seconds = 1", "2 to 60"),
+            #[cfg(feature = "etcd")]
+            ("[etcd]\nendpoints = [\"https://e:1\"]\nleader_seconds = 15", "half of term_seconds (30)"),
+            #[cfg(feature = "etcd")]
+            ("term_seconds = 10\nheartbeat_seconds = 2\n[etcd]\nendpoints = [\"https://e:1\"]", "term_seconds (10)"),
         ] {
             std::fs::write(dir.path().join(FILE), text).expect("writes");
             let error = Config::read(dir.path()).expect_err(text);
@@ -364,6 +406,22 @@ mod tests {
         assert!(error.to_string().contains("all defaults") && error.code() == 13, "{error}");
         for good in ["keeper:7433", "10.0.0.1:1", "[2001:db8::1]:7433"] {
             assert!(is_host_and_port(good), "{good}");
+        }
+    }
+
+    #[test]
+    fn a_port_is_used_once() {
+        for (one, other, is_so) in [
+            ("0.0.0.0:1", "127.0.0.1:1", true),
+            ("127.0.0.1:1", "[::]:1", true),
+            ("[::]:1", "[::1]:1", true),
+            ("10.0.0.1:1", "10.0.0.1:1", true),
+            ("10.0.0.1:1", "10.0.0.2:1", false),
+            ("0.0.0.0:1", "[::1]:1", false),
+            ("0.0.0.0:1", "0.0.0.0:2", false),
+            ("127.0.0.1:0", "127.0.0.1:0", false),
+        ] {
+            assert_eq!((is_same_place(one, other), is_same_place(other, one)), (is_so, is_so), "{one} {other}");
         }
     }
 

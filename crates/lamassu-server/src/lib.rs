@@ -35,6 +35,7 @@
 //! | `backup`, `check` | makes a new server directory from another one; checks that the data is consistent |
 //! | `admin/`, `answering` | requests of an administrator; the socket by which a running server answers them |
 //! | `run` | makes a server's directory, and serves it until a signal comes |
+//! | `preflight` | checks what a start reads |
 //! | `keys_command`, `policy_command` | subcommands of the program |
 //!
 //! A module names only modules above it.
@@ -81,6 +82,7 @@ pub mod numbers;
 pub mod origin;
 pub mod pauses;
 pub mod policy;
+pub mod preflight;
 pub mod recent;
 pub mod refused;
 pub mod reserve;

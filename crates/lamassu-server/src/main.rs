@@ -8,7 +8,7 @@ use clap::{Parser, Subcommand};
 use lamassu_server::admin::{Answer, Request, ShownHost, ShownVault, ask, back_up, id_of, read_alerts, read_audit};
 use lamassu_server::alerts::{Alert, Which, printable};
 use lamassu_server::audit::{AuditEntry, ChainedEntry};
-use lamassu_server::{Result, ServerError, run};
+use lamassu_server::{Result, ServerError, preflight, run};
 use std::fmt::Display;
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
@@ -38,7 +38,7 @@ enum Command {
     },
     /// Serve until SIGTERM. SIGHUP reloads the policy and renews the certificate
     Run {
-        /// Check the configuration and the policy, print the result, and exit
+        /// Check the configuration, the policy, and every other file that a start reads, print the result, and exit
         #[arg(long)]
         check_config: bool,
         /// The server's directory
@@ -236,8 +236,11 @@ fn carry_out(command: Command) -> Result<()> {
             say(format_args!("made; see {}, then: lamassu-server run {}", config.display(), dir.display()))
         }
         Command::Run { check_config: true, dir } => {
-            run::check_config(&dir)?;
-            say("the configuration is good")
+            let unread = preflight::check(&dir)?;
+            say("the configuration is good")?;
+            unread.map_or(Ok(()), |source| {
+                say(format_args!("not read: the master key, which a start gets from {source}"))
+            })
         }
         Command::Run { check_config: false, dir } => run::run(&dir),
         Command::Enrol { vault, dir, host } => {

@@ -83,6 +83,20 @@ pub enum Waits<'a> {
 }
 
 impl Origin {
+    /// Checks that the data is where the configuration has it. Nothing is opened.
+    ///
+    /// # Errors
+    /// [`ServerError::Damaged`], [`ServerError::NotMoved`], [`ServerError::File`].
+    pub fn check_place(dir: &Path, config: &Config) -> Result<()> {
+        #[cfg(feature = "etcd")]
+        if let Some(etcd) = &config.etcd {
+            return etcd::is_moved(dir, etcd);
+        }
+        let _ = config;
+        State::file_in(dir)?;
+        Files::check_place(dir)
+    }
+
     /// Opens the data. `None`: the wait is over without the right.
     ///
     /// # Errors

@@ -20,7 +20,7 @@ use crate::monitoring::{self, Observed};
 use crate::numbers::Numbers;
 use crate::origin::{Origin, Waits};
 use crate::pauses::Pauses;
-use crate::policy::{self, Policies, Policy};
+use crate::policy::{self, Policies};
 use crate::refused::Lost;
 use crate::reserve::Reserve;
 use crate::service::Service;
@@ -78,16 +78,6 @@ fn fill(dir: &Path) -> Result<()> {
     // Last: a directory without it is not a server's.
     Authority::make(dir)?;
     fs::File::open(dir).and_then(|dir| dir.sync_all()).map_err(ServerError::file("sync", dir))
-}
-
-/// Checks the configuration of a directory: whether a server could run on it.
-///
-/// # Errors
-/// [`ServerError`].
-pub fn check_config(dir: &Path) -> Result<()> {
-    check_dir(dir)?;
-    Policy::read(dir)?;
-    webhook::check(dir, &Config::read(dir)?)
 }
 
 /// Serves until a signal comes, or a change cannot be made durable.

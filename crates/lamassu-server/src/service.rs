@@ -21,7 +21,7 @@ use lamassu_anchor::Revision;
 use lamassu_anchor::head::Head;
 use lamassu_format::header::VaultId;
 use lamassu_keys::unix_now;
-use lamassu_lease::SessionId;
+use lamassu_lease::{GrantNo, SessionId};
 use lamassu_rpc::convert::{self, Batch, Counted, Garbled};
 use lamassu_rpc::limits::RULE_KEY;
 use lamassu_rpc::proto::{self, alerts_server::Alerts, anchors_server::Anchors, hosts_server::Hosts};
@@ -262,7 +262,8 @@ impl Anchors for Service {
         let head = self.threads.call_of((&turns, place), move || {
             let changes = convert::to_changes(&commit.changes, CHANGES_MAX).map_err(garbled)?;
             let begun = Instant::now();
-            let done = service.vaults.commit(&id, (&caller, SessionId(of.session)), base, &changes);
+            let by = (SessionId(of.session), GrantNo(commit.grant));
+            let done = service.vaults.commit(&id, (&caller, by), base, &changes);
             let head = done.map_err(|refused| service.refused(refused))?;
             service.metrics.committed(changes.len(), begun.elapsed());
             Ok::<_, Status>(head)

@@ -4,6 +4,7 @@
 
 mod alerts;
 pub mod bell;
+mod file;
 mod keys;
 pub mod leases;
 mod places;
@@ -19,7 +20,7 @@ pub use self::policy::Taken;
 pub use self::restored::Copied;
 use self::restored::Restored;
 use crate::audit::{self, ChainEnd, Event};
-use crate::reserve::{self, is_damage};
+use crate::reserve::is_damage;
 use crate::writing::{AnyTable, Fill, Filling, RowChange, Writing};
 use crate::{Result, ServerError};
 use bell::Bell;
@@ -30,9 +31,9 @@ use redb::backends::InMemoryBackend;
 use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::sync::watch;
 
 /// File name in the server's directory.
@@ -156,49 +157,6 @@ pub struct State {
 }
 
 impl State {
-    /// Makes the state of a new server.
-    ///
-    /// # Errors
-    /// [`ServerError::Database`].
-    pub fn make(dir: &Path) -> Result<State> {
-        State::open_file(dir, dir.join(FILE))
-    }
-
-    /// Opens the state in a server's directory.
-    ///
-    /// # Errors
-    /// [`ServerError::Running`], [`ServerError::Damaged`], [`ServerError::Database`].
-    pub fn open(dir: &Path) -> Result<State> {
-        let path = dir.join(FILE);
-        // A new file would know no host and no lease, and nothing would report that.
-        match path.metadata() {
-            Ok(st) if st.len() > 0 => State::open_file(dir, path),
-            _ if path.with_extension("redb.moved").exists() => {
-                Err(ServerError::Damaged { path, what: "it was moved into etcd, and server.toml does not name that" })
-            }
-            _ => Err(ServerError::Damaged { path, what: "it is gone, or empty" }),
-        }
-    }
-
-    /// The same for a server: waits while an administrator's command, or a server that is ending, has it open.
-    ///
-    /// # Errors
-    /// As [`State::open`].
-    pub fn open_when_free(dir: &Path) -> Result<State> {
-        let until = Instant::now() + FREE_WITHIN;
-        loop {
-            match State::open(dir) {
-                Err(ServerError::Running { .. }) if Instant::now() < until => std::thread::sleep(AGAIN_AFTER),
-                opened => return opened,
-            }
-        }
-    }
-
-    fn open_file(dir: &Path, path: PathBuf) -> Result<State> {
-        let database = reserve::database(dir, &path)?;
-        State::of(path, database, None, &|_| Ok(()))
-    }
-
     /// A copy in memory of a state that is durable elsewhere. `fill` puts its rows, one by one: there may be a million.
     ///
     /// # Errors

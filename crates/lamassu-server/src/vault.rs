@@ -7,7 +7,7 @@
 
 mod inner;
 
-use self::inner::Attending;
+use self::inner::{Attending, is_of_the_vault};
 pub use self::inner::{Inner, Standing, Users};
 use crate::ServerError;
 use crate::audit::Why;
@@ -28,7 +28,7 @@ use lamassu_anchor::{Anchor, AnchorError, VaultRow};
 use lamassu_format::header::VaultId;
 use lamassu_lease::locks::LOCKS_MAX;
 use lamassu_lease::server::{Server, Step};
-use lamassu_lease::{Call, Millis, Mode, Object, Reply, SessionId, Terms};
+use lamassu_lease::{Call, GrantNo, Millis, Mode, Object, Reply, SessionId, Terms};
 use lamassu_rpc::clock::now;
 use lamassu_rpc::proto;
 use parking_lot::{Mutex, MutexGuard};
@@ -114,10 +114,11 @@ impl Vault {
         let row = Anchor::open(table.clone(), &id)?.vault();
         let (durable, lasting) = state.leases(&id)?;
         let given = numbers.of(&id);
-        let (leases, step) = match given.count() {
+        let (mut leases, step) = match given.count() {
             Some(count) => (Server::start_again(terms, durable, count, now()), Step::default()),
             None => Server::start(terms, durable, now()),
         };
+        given.reports().into_iter().for_each(|(session, number)| leases.has_heard(session, number));
         // A session from before this server began may know no more than the first policy that counts here.
         let mut sessions: HashMap<_, Attending> = HashMap::new();
         for Lasting { session, host, used } in lasting {
@@ -300,9 +301,14 @@ impl Vault {
             Some((ends, why)) if ends == session => why,
             _ if inner.sessions.get(&session).is_some_and(|one| one.is_out) => Why::Revoked,
             _ if step.held_on.contains(&session) => Why::HeldOn,
+            _ if step.misreported.contains(&session) => Why::Misreported,
             _ => Why::Silent,
         };
-        self.state.change_leases(&self.id, &step.changes, host_of, why).map_err(Lost)?;
+        if let Err(error) = self.state.change_leases(&self.id, &step.changes, host_of, why) {
+            // Its leases are ahead of what is durable, and it answers nothing while the server ends.
+            inner.end(Standing::InDoubt);
+            return Err(Lost(error));
+        }
         self.given.set(inner.leases.given());
         self.metrics.held_on(step.held_on.len());
         for (session, reply) in step.replies {
@@ -392,8 +398,9 @@ impl Vault {
     /// is given in between would go to the new connection, about something that the report does not name.
     ///
     /// # Errors
-    /// [`Refused::Ended`]; as [`Vault::call`].
+    /// [`Refused::Ended`]; [`Refused::NotNow`]: it is late, and a newer one was heard; as [`Vault::call`].
     pub fn resumes(&self, caller: &Caller, session: SessionId, report: Call, replies: Sender<Told>) -> Answer<Begun> {
+        let Call::Resume { number, .. } = report else { return Err(Refused::Nonsense) };
         if !is_of_the_vault(&report) {
             return Err(Refused::Nonsense);
         }
@@ -405,25 +412,32 @@ impl Vault {
         }
         let now = inner.now();
         let known = inner.sessions.get_mut(&session).filter(|one| one.host == host).ok_or(Refused::Ended)?;
+        if inner.leases.is_late(session, number) {
+            return Err(Refused::NotNow);
+        }
         known.replies = Some(replies);
         known.connections += 1;
         known.heard = now;
         let begun = Begun { line: Line { session, number: known.connections }, head: inner.head };
-        let step = match &report {
-            Call::Resume { locks, .. } if !known.locks.can_be(locks.len()) => inner.leases.end_session(session, now),
-            _ => inner.leases.call(session, report, now),
+        let (step, ends) = match &report {
+            Call::Resume { locks, .. } if !known.locks.can_be(locks.len()) => {
+                (inner.leases.end_session(session, now), Some((session, Why::Misreported)))
+            }
+            _ => (inner.leases.call(session, report, now), None),
         };
-        self.carry_out(inner, step, None)?;
+        self.given.hear(session, number, |session| inner.leases.is_alive(session));
+        self.carry_out(inner, step, ends)?;
         inner.count_locks(session);
         Ok(begun)
     }
 
-    /// Handles a session's message from its newest connection. Its effect is durable when this returns.
+    /// Handles a session's message from its newest connection. Its effect is durable when this returns. A report begins
+    /// a connection: [`Vault::resumes`].
     ///
     /// # Errors
     /// [`Refused::Ended`]: there is a newer connection, or no session; [`Refused::NotNow`]; [`Refused::Failed`].
     pub fn call(&self, line: Line, call: Call) -> Answer<()> {
-        if !is_of_the_vault(&call) {
+        if !is_of_the_vault(&call) || matches!(call, Call::Resume { .. }) {
             return Err(Refused::Nonsense);
         }
         let inner = &mut *self.usable()?;
@@ -444,17 +458,23 @@ impl Vault {
         Ok(())
     }
 
-    /// Commits changes based on `base`, for a session with an exclusive lease. A repeated commit succeeds without
-    /// effect.
+    /// Commits changes based on `base`, for a session with this grant, an exclusive one. A repeated commit succeeds
+    /// without effect.
     ///
     /// # Errors
     /// [`Refused::Ended`], [`Refused::OtherHead`], [`Refused::Policy`], [`Refused::NoAnchor`], [`Refused::TooMuch`],
     /// [`Refused::InDoubt`]; [`Refused::Failed`]: it was not tried.
-    pub fn commit(&self, host: &str, session: SessionId, base: Head, changes: &[Change]) -> Answer<Head> {
+    pub fn commit(
+        &self,
+        host: &str,
+        (session, grant): (SessionId, GrantNo),
+        base: Head,
+        changes: &[Change],
+    ) -> Answer<Head> {
         let inner = &mut *self.usable()?;
         let step = inner.tick();
         self.carry_out(inner, step, None)?;
-        inner.may_change(session, host)?;
+        inner.may_change_by(session, host, grant)?;
         let after = base.after(changes);
         if inner.head == after {
             return Ok(after);
@@ -562,20 +582,6 @@ pub struct Rows {
     pub table: Arc<dyn Table>,
     /// Unless it stays good, they are sent no further: who sends them keeps the table open.
     pub standing: watch::Receiver<Standing>,
-}
-
-/// Whether a call is about the vault as a whole: no other object has leases.
-fn is_of_the_vault(call: &Call) -> bool {
-    match call {
-        Call::Heartbeat { .. } | Call::Leave => true,
-        // Locks are of files, and need no lease.
-        Call::Lock { .. } | Call::Unlock { .. } | Call::TestLock { .. } | Call::CancelLock { .. } => true,
-        Call::Resume { held, kept, .. } => {
-            held.len() <= 1 && held.iter().all(|grant| grant.object == VAULT) && kept.len() <= held.len()
-        }
-        Call::Acquire { object, .. } => *object == VAULT,
-        Call::Release { grant, .. } | Call::Keep { grant, .. } | Call::TakenOver { grant } => grant.object == VAULT,
-    }
 }
 
 #[cfg(test)]

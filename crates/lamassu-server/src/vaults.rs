@@ -19,7 +19,7 @@ use lamassu_anchor::head::Head;
 use lamassu_anchor::table::{Change, Table};
 use lamassu_anchor::{Anchor, Revision, VaultRow, export};
 use lamassu_format::header::VaultId;
-use lamassu_lease::{SessionId, Terms};
+use lamassu_lease::{GrantNo, SessionId, Terms};
 use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
 use std::ops::ControlFlow;
@@ -242,10 +242,16 @@ impl Vaults {
     ///
     /// # Errors
     /// Those, and [`Refused::TooMuch`].
-    pub fn commit(&self, id: &VaultId, of: (&Caller, SessionId), base: Head, changes: &[Change]) -> Answer<Head> {
-        let vault = self.vault_for(of.0, id)?;
+    pub fn commit(
+        &self,
+        id: &VaultId,
+        (caller, of): (&Caller, (SessionId, GrantNo)),
+        base: Head,
+        changes: &[Change],
+    ) -> Answer<Head> {
+        let vault = self.vault_for(caller, id)?;
         self.check_room()?;
-        vault.commit(&of.0.name, of.1, base, changes)
+        vault.commit(&caller.name, of, base, changes)
     }
 
     /// Begins a session, as [`Vault::begin`] does. It is refused while there is little space: a session adds entries to

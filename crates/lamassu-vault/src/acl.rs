@@ -10,7 +10,7 @@ use crate::attr_value::Holder;
 use crate::dirs::Dir;
 use crate::error::{errno, io};
 use crate::event::IntegrityKind;
-use crate::target::Target;
+use crate::target::{Asks, Target};
 use crate::{Ino, Kind, Result, SetXattr, Vault, VaultError};
 use std::ffi::OsStr;
 use std::io as stdio;
@@ -304,6 +304,8 @@ impl Vault {
 
     /// Sets list and mode, or neither.
     fn set_access(&self, ino: Ino, target: &Target, old: u32, acl: &Acl, flags: SetXattr) -> Result<()> {
+        // Before the list is stored, which would have to be undone.
+        self.must_be_under_its_names(ino, target, Asks::to_set(old))?;
         let name = Which::Access.name();
         let before = match self.sealed_attr(target, ino, name) {
             Ok(value) => Some(Some(value)),

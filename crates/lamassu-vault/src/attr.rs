@@ -10,7 +10,7 @@ use crate::dirs::Dir;
 use crate::error::io;
 use crate::event::IntegrityEvent;
 use crate::inode::CachedSize;
-use crate::target::Target;
+use crate::target::{Asks, SET_ID, Target};
 use crate::wanted::Wanted;
 use crate::{Attr, HandleId, Ino, Kind, Result, SetAttr, SetTime, StatFs, Vault, VaultError};
 use lamassu_anchor::Row;
@@ -179,13 +179,16 @@ impl Vault {
         Some(self.attr(ino, &st, size))
     }
 
-    /// chmod, chown, truncate, utimens, in that order of effect: owner, mode, size, times.
+    /// chmod, chown, truncate, utimens in one, in this order: size, owner, mode, times.
     ///
     /// # Errors
     /// [`VaultError::Unsupported`] for the mode of a symbolic link; [`VaultError::IsDirectory`] or
     /// [`VaultError::Invalid`] for the size of an entry that is not a file; those of the store.
     pub fn setattr(&self, ino: Ino, handle: Option<HandleId>, set: &SetAttr) -> Result<Attr> {
-        let done = self.with_room(|| self.setattr_once(ino, handle, set));
+        let first = || self.with_room(|| self.setattr_once(ino, handle, set));
+        // The size has been changed by then, and somebody may have written since.
+        let again = || self.with_room(|| self.setattr_once(ino, handle, &SetAttr { size: None, ..*set }));
+        let done = self.with_names(ino, first, again);
         if set.size.is_some() {
             self.room.gained();
         }
@@ -210,6 +213,7 @@ impl Vault {
         }
         if set.atime.is_some() || set.mtime.is_some() {
             let keep = SetTime::Keep;
+            self.must_be_under_its_names(ino, &target, Asks::Content)?;
             target.set_times(set.atime.unwrap_or(keep), set.mtime.unwrap_or(keep))?;
         }
         self.getattr_locked(ino)
@@ -218,13 +222,27 @@ impl Vault {
     /// chmod of a target, reported to the anchor.
     pub(crate) fn set_mode(&self, ino: Ino, target: &Target, mode: u32) -> Result<()> {
         self.refuse_stale_root(target)?;
-        let step = || target.set_mode(mode).map_err(io("set the mode"));
+        self.must_be_under_its_names(ino, target, Asks::to_set(mode))?;
+        if mode & libc::S_ISGID != 0 {
+            self.must_have_its_group(ino, target)?;
+        }
+        let kind = self.nodes.lock().kind(ino).unwrap_or(Kind::File);
+        let step = || target.set_mode(self.mode_in_store(kind, mode)).map_err(io("set the mode"));
         self.change_mode(ino, step, |row| row.mode = mode)
+    }
+
+    /// The mode that an entry gets in the store. Where hosts share a vault, the set-id bits of a file are in its row
+    /// alone, from where mounts show them. In the store they would be what another user gains who gets an inode of
+    /// theirs under the name of a file of root's.
+    pub(crate) fn mode_in_store(&self, kind: Kind, mode: u32) -> u32 {
+        if self.is_shared_by_hosts() && kind != Kind::Dir { mode & !SET_ID } else { mode }
     }
 
     /// The same for chown; `None` leaves a value. As on every file system, a change of owner clears set-id bits.
     fn set_owner(&self, ino: Ino, target: &Target, kind: Kind, (uid, gid): (Option<u32>, Option<u32>)) -> Result<()> {
         self.refuse_stale_root(target)?;
+        self.must_be_under_its_names(ino, target, Asks::Owner)?;
+        self.must_have_its_content(ino, target)?;
         let step = || target.set_owner(uid, gid).map_err(io("set the owner"));
         self.change_mode(ino, step, |row| {
             (row.uid, row.gid) = (uid.unwrap_or(row.uid), gid.unwrap_or(row.gid));
@@ -302,7 +320,8 @@ impl Vault {
         }
         let (mode, attributes) =
             self.store_inherited(wanted, Holder::File, |attr, value| new.set_xattr(attr, value))?;
-        if let Some(mode) = mode
+        let in_store = mode.map(|mode| self.mode_in_store(st.kind, mode));
+        if let Some(mode) = in_store
             && (changed || st.mode != mode)
         {
             new.set_mode(mode).map_err(io("set the mode"))?;

@@ -4,9 +4,8 @@
 //! A snapshot lives until its handle is closed, so it is kept small. [`Vault::listing_bytes`] gives its size, so that
 //! front-ends can limit what a user holds.
 
-use crate::anchored::no_outcome;
 use crate::dirs::Dir;
-use crate::error::{io, is_not_found};
+use crate::error::{io, is_not_found, no_outcome};
 use crate::event::IntegrityKind;
 use crate::handles::Handle;
 use crate::listing::{Listed, OpenDir, Snapshot};
@@ -40,7 +39,11 @@ impl Vault {
     /// [`VaultError::NotDirectory`], [`VaultError::Stale`], [`VaultError::Damaged`] if its record does not open, those
     /// of the store.
     pub fn open_dir(&self, ino: Ino) -> Result<HandleId> {
-        let dir = match self.dir(ino).and_then(|dir| self.names(&dir).map(drop).map(|()| dir)) {
+        let opened = {
+            let _tree = self.tree.read();
+            self.dir(ino)
+        };
+        let dir = match opened.and_then(|dir| self.names(&dir).map(drop).map(|()| dir)) {
             Ok(dir) => Some(dir),
             Err(_) if self.is_removed_dir(ino) => None,
             Err(error) => return Err(error),

@@ -105,7 +105,8 @@ fn chain_to_open(nodes: &NodeTable, dirs: &Dirs, ino: Ino) -> Result<(Arc<Dir>, 
 }
 
 impl Vault {
-    /// The open backing directory of `ino`.
+    /// The open backing directory of `ino`. The caller holds the tree lock: the directory that is opened under a name
+    /// must still have that name when it is looked at.
     pub(crate) fn dir(&self, ino: Ino) -> Result<Arc<Dir>> {
         let (mut dir, mut chain) = chain_to_open(&self.nodes.lock(), &self.dirs, ino)?;
         while let Some((ino, link, id)) = chain.pop() {
@@ -115,7 +116,7 @@ impl Vault {
                 false => io("open a directory")(e),
             })?;
             let st = handle.stat().map_err(io("stat a directory"))?;
-            if !id.is_of(&st) {
+            if !id.is_of(&st) && !self.is_elsewhere(ino, &dir, &link.name, &st)? {
                 return Err(self.gone(&link, object));
             }
             dir = Dir::new(ino, st.dev, object, handle);

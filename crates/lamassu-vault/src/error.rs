@@ -28,6 +28,11 @@ pub(crate) fn errno(op: &'static str, code: i32) -> VaultError {
     io(op)(io::Error::from_raw_os_error(code))
 }
 
+/// The error of a call that needs a place of a move of which nobody knows whether it was made.
+pub(crate) fn no_outcome() -> VaultError {
+    errno("use a name while it is not known whether a rename was made", libc::EIO)
+}
+
 /// Whether the store said that it cannot do this at all, in any of the ways stores do.
 pub(crate) fn is_unsupported(e: &io::Error) -> bool {
     matches!(e.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL | libc::EPERM))
@@ -40,6 +45,11 @@ pub(crate) fn is_not_found(e: &io::Error) -> bool {
 }
 
 impl VaultError {
+    /// Whether it is this error of the system.
+    pub(crate) fn is_errno(&self, errno: i32) -> bool {
+        matches!(self, VaultError::Io { source, .. } if source.raw_os_error() == Some(errno))
+    }
+
     /// Whether a rule of the policy of the anchor's server forbids it.
     pub fn is_of_policy(&self) -> bool {
         matches!(self, VaultError::Anchor(e) | VaultError::Store(StoreError::Anchor(e)) if e.is_of_policy())

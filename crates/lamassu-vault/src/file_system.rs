@@ -2,8 +2,8 @@
 
 use crate::locks::{Locks, Object};
 use crate::{
-    Access, Attr, DirEntry, Entry, Fallocate, HandleId, Ino, Kind, Owner, RenameMode, Result, SetAttr, SetXattr,
-    Sought, StatFs, Upkeep, Vault, Whence, turns::Turns,
+    Access, Attr, DirEntry, Entry, Fallocate, HandleId, Ino, Kind, Owner, Permissions, RenameMode, Result, SetAttr,
+    SetXattr, Sought, StatFs, Upkeep, Vault, Whence, turns::Turns,
 };
 use lamassu_store::Hole;
 use std::ffi::OsStr;
@@ -196,9 +196,10 @@ file_system! {
         }
         /// Lets no further turn begin. Returns when the present ones have ended.
         fn stop_turns(&self) {}
-        /// The mode and the owner of a directory, for a decision in a turn about its content.
-        fn permissions(&self, dir: Ino) -> Result<(u32, u32)> {
-            self.getattr(dir, None).map(|attr| (attr.mode, attr.uid))
+        /// The permissions of a directory, for a decision in a turn about its content.
+        fn permissions(&self, dir: Ino) -> Result<Permissions> {
+            let Attr { mode, uid, gid, .. } = self.getattr(dir, None)?;
+            Ok(Permissions { mode, uid, gid })
         }
         /// Whether the vault of an inode can be used, in a turn.
         fn is_open(&self, ino: Ino) -> Result<()> {

@@ -15,6 +15,9 @@
 //! small.
 //!
 //! In an anchored vault a node has the number that its object has in the anchor, and an object has one node at a time.
+//! Where hosts share a vault, the object alone says which node an entry is: hosts copy files to new inodes, and stores
+//! such as sshfs number entries by their paths, so what another host moves gets another number here, and what it puts
+//! in the place of another entry gets that entry's.
 
 use crate::{Ino, Kind, ROOT};
 use lamassu_anchor::ObjectId;
@@ -25,6 +28,7 @@ use std::ffi::{OsStr, OsString};
 use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+pub(crate) use turns::{Go, Leads, Met, Names};
 
 /// Numbers from here on are given by this module.
 const ALTERNATIVE: u64 = 1 << 63;
@@ -71,6 +75,9 @@ impl StoreId {
 /// Device and number.
 type StoreNumber = (u64, u64);
 
+/// That of a node whose number belongs to another node's inode now. No inode has it.
+const NOWHERE: StoreId = StoreId { dev: u64::MAX, ino: 0, born: u64::MAX };
+
 impl From<&Stat> for StoreId {
     fn from(st: &Stat) -> Self {
         StoreId { dev: st.dev, ino: st.ino, born: st.born }
@@ -82,6 +89,7 @@ impl From<&Stat> for StoreId {
 pub(crate) struct Link {
     pub parent: Ino,
     pub name: Box<OsStr>,
+    pub leads: Leads,
 }
 
 /// Nearly every node has one.
@@ -117,6 +125,8 @@ pub(crate) struct Referenced {
     pub generation: u64,
     /// The number was not in use before: caches under this number belong to another node.
     pub is_new: bool,
+    /// The node has gone to another inode: what is open of it is not the entry that was found.
+    pub has_followed: bool,
 }
 
 #[derive(Debug)]
@@ -138,15 +148,9 @@ struct Node {
     last: Option<Box<Stat>>,
     /// Another host has changed it since the kernel learnt of it.
     is_changed_elsewhere: bool,
-}
-
-/// Why an entry is not the expected node.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Met {
-    /// Its number belongs to another inode, which has this node.
-    OtherInode(Ino),
-    /// The anchor has it as another object than before, or another inode, which is open, is that object.
-    OtherObject,
+    /// A turn has ended with the file open.
+    is_left_open: bool,
+    names: Names,
 }
 
 /// The table from inode numbers to nodes.
@@ -160,19 +164,19 @@ pub(crate) struct NodeTable {
     /// Objects of zombies that nothing refers to any more.
     unused: Vec<ObjectId>,
     root_dev: u64,
-    /// Other hosts may copy files to new inodes.
-    are_copied: bool,
+    /// Other hosts use the vault, too: the store's numbers do not say which object an entry is.
+    by_hosts: bool,
     /// The generation of new nodes.
     generation: u32,
 }
 
 impl NodeTable {
-    /// `are_copied`: other hosts may copy files to new inodes.
-    pub fn new(root: &Stat, are_copied: bool) -> Self {
-        NodeTable::of_root(StoreId::from(root), are_copied)
+    /// `by_hosts`: other hosts may use the vault, too.
+    pub fn new(root: &Stat, by_hosts: bool) -> Self {
+        NodeTable::of_root(StoreId::from(root), by_hosts)
     }
 
-    fn of_root(id: StoreId, are_copied: bool) -> Self {
+    fn of_root(id: StoreId, by_hosts: bool) -> Self {
         let node = Node {
             id,
             kind: Kind::Dir,
@@ -185,6 +189,8 @@ impl NodeTable {
             live: true,
             last: None,
             is_changed_elsewhere: false,
+            is_left_open: false,
+            names: Names::Known,
         };
         NodeTable {
             nodes: HashMap::from([(ROOT, Box::new(node))]),
@@ -192,7 +198,7 @@ impl NodeTable {
             by_object: HashMap::from([(ObjectId::ROOT, ROOT)]),
             unused: Vec::new(),
             root_dev: id.dev,
-            are_copied,
+            by_hosts,
             generation: new_generation(),
         }
     }
@@ -286,17 +292,21 @@ impl NodeTable {
     ///
     /// # Errors
     /// [`Met::OtherInode`]: the stat may be older than that node. A caller that repeats the lookup, and finds the
-    /// same, knows that the other is `gone`. [`Met::OtherObject`].
+    /// same, knows that the other is `gone`. [`Met::OtherObject`]; [`Met::MayGo`].
     pub fn reference(
         &mut self,
         parent: Ino,
         name: &OsStr,
         st: &Stat,
         object: ObjectId,
-        gone: Option<Ino>,
+        (gone, go): (Option<Ino>, Option<Go>),
     ) -> std::result::Result<Referenced, Met> {
+        if self.by_hosts && object != ObjectId::default() {
+            let (known, has_followed) = self.identify_anew(st, object, go)?;
+            return Ok(Referenced { has_followed, ..self.count(known, parent, name, st, object) });
+        }
         let known = self.at((st.dev, st.ino));
-        let mut known = match known.filter(|&ino| !self.is_met_again(ino, parent, name, st)) {
+        let known = match known.filter(|&ino| !self.is_met_again(ino, parent, name, st)) {
             Some(other) if gone == Some(other) => {
                 self.bury(other);
                 None
@@ -307,44 +317,40 @@ impl NodeTable {
         match known {
             Some(ino) if object != ObjectId::default() && self.object(ino) != object => return Err(Met::OtherObject),
             Some(_) => {}
-            None => known = self.make_way_for(object, st)?,
+            None => self.make_way_for(object)?,
         }
         Ok(self.count(known, parent, name, st, object))
     }
 
-    /// An object has one node. Another inode that had this object before loses it, unless it is open. Where hosts copy
-    /// files (rule R9 of `docs/sharing.md`), the node goes to the new inode instead. A crash may leave both, under
-    /// different names: then an open file stays what it is, and what its other names lead to.
-    fn make_way_for(&mut self, object: ObjectId, st: &Stat) -> std::result::Result<Option<Ino>, Met> {
-        let Some(before) = self.by_object.get(&object).copied() else { return Ok(None) };
-        let is_open = self.nodes.get(&before).is_some_and(|n| n.kind == Kind::File && n.pins > 0);
-        if self.are_copied && ((is_open && st.kind == Kind::File) || self.follows(before, st)) {
-            return Ok(Some(before));
-        }
-        if is_open || before == ROOT {
+    /// An object has one node. Another inode that had this object before loses it, unless it is open.
+    fn make_way_for(&mut self, object: ObjectId) -> std::result::Result<(), Met> {
+        let Some(before) = self.by_object.get(&object).copied() else { return Ok(()) };
+        if self.is_open_file(before) || before == ROOT {
             return Err(Met::OtherObject);
         }
         self.bury(before);
-        Ok(None)
+        Ok(())
     }
 
-    /// Another inode is the file of a node from now on. False: one of the two is not a file.
-    pub fn follows(&mut self, ino: Ino, st: &Stat) -> bool {
-        let Some(id) = self.nodes.get(&ino).filter(|n| n.kind == Kind::File).map(|n| n.id) else { return false };
-        if st.kind == Kind::File {
-            self.exchanged(id, StoreId::from(st));
+    /// Gives a node another inode. No other living node has its number.
+    fn renumber(&mut self, ino: Ino, id: StoreId) {
+        let Some(node) = self.nodes.get_mut(&ino) else { return };
+        let before = std::mem::replace(&mut node.id, id);
+        node.size = None;
+        node.links.iter_mut().for_each(|link| link.leads = Leads::Untold);
+        self.by_store.remove(&before.number());
+        if ino != id.ino && id != NOWHERE {
+            self.by_store.insert(id.number(), ino);
         }
-        st.kind == Kind::File
     }
 
-    /// The same for an entry that was just made. A known node with its number was removed by another program.
+    /// As [`NodeTable::reference`], for an entry that was just made. A known node with its number was removed by
+    /// another program; where hosts share the vault, it may be elsewhere.
     pub fn reference_new(&mut self, parent: Ino, name: &OsStr, st: &Stat, object: ObjectId) -> Referenced {
-        let known = self.at((st.dev, st.ino)).filter(|&ino| {
-            if ino != ROOT {
-                self.bury(ino);
-            }
-            ino == ROOT
-        });
+        if !self.by_hosts || !self.take_number(None, StoreId::from(st)) {
+            self.at((st.dev, st.ino)).filter(|ino| *ino != ROOT).into_iter().for_each(|ino| self.bury(ino));
+        }
+        let known = self.at((st.dev, st.ino));
         self.count(known, parent, name, st, object)
     }
 
@@ -364,7 +370,8 @@ impl NodeTable {
 
     fn count(&mut self, known: Option<Ino>, parent: Ino, name: &OsStr, st: &Stat, object: ObjectId) -> Referenced {
         let ino = known.unwrap_or_else(|| self.insert(StoreId::from(st), st.kind, object));
-        self.add_link(ino, parent, name);
+        let leads = if self.id(ino).is_some_and(|id| id.is_of(st)) { Leads::Here } else { Leads::Elsewhere };
+        self.add_link(ino, parent, name, leads);
         let node = self.nodes.get_mut(&ino);
         let generation = node.map(|n| {
             // The kernel knows nothing of an inode to which it holds no reference.
@@ -372,7 +379,8 @@ impl NodeTable {
             n.lookups = n.lookups.saturating_add(1);
             n.generation
         });
-        Referenced { ino, generation: generation.unwrap_or_default().into(), is_new: known.is_none() }
+        let generation = generation.unwrap_or_default().into();
+        Referenced { ino, generation, is_new: known.is_none(), has_followed: false }
     }
 
     fn insert(&mut self, id: StoreId, kind: Kind, object: ObjectId) -> Ino {
@@ -391,6 +399,8 @@ impl NodeTable {
             live: true,
             last: None,
             is_changed_elsewhere: false,
+            is_left_open: false,
+            names: Names::Known,
         };
         self.nodes.insert(ino, Box::new(node));
         if ino != id.ino {
@@ -403,16 +413,17 @@ impl NodeTable {
     }
 
     /// Adds a name to a node. A directory has one name at a time: the new one replaces the old.
-    pub fn add_link(&mut self, ino: Ino, parent: Ino, name: &OsStr) {
+    pub fn add_link(&mut self, ino: Ino, parent: Ino, name: &OsStr, leads: Leads) {
         if ino == ROOT {
             return;
         }
         let Some(node) = self.nodes.get_mut(&ino) else { return };
-        if node.links.iter().any(|l| l.parent == parent && *l.name == *name) {
+        if let Some(known) = node.links.iter_mut().find(|l| l.parent == parent && *l.name == *name) {
+            known.leads = leads;
             return;
         }
         let gone = if node.kind == Kind::Dir { std::mem::take(&mut node.links) } else { Links::new() };
-        node.links.push(Link { parent, name: name.into() });
+        node.links.push(Link { parent, name: name.into(), leads });
         if let Some(p) = self.nodes.get_mut(&parent) {
             p.pins += 1;
         }
@@ -424,16 +435,16 @@ impl NodeTable {
     /// Takes a name from a node, if it had it.
     pub fn remove_link(&mut self, ino: Ino, parent: Ino, name: &OsStr) {
         let Some(node) = self.nodes.get_mut(&ino) else { return };
-        let before = node.links.len();
-        node.links.retain(|l| !(l.parent == parent && *l.name == *name));
-        if node.links.len() != before {
-            self.unpin(parent);
+        let Some(at) = node.links.iter().position(|l| l.parent == parent && *l.name == *name) else { return };
+        if node.links.remove(at).leads == Leads::Elsewhere {
+            node.names = Names::Split;
         }
+        self.unpin(parent);
     }
 
-    /// The backing inode at (parent, name), whose stat was `st`, lost that name; `last`: it was the last one.
-    pub fn unlinked(&mut self, st: &Stat, parent: Ino, name: &OsStr, last: bool) -> Option<Ino> {
-        let ino = self.find(StoreId::from(st))?;
+    /// The entry at (parent, name), whose stat was `st`, lost that name; `last`: its object's last one.
+    pub fn unlinked(&mut self, object: ObjectId, st: &Stat, (parent, name): (Ino, &OsStr), last: bool) -> Option<Ino> {
+        let ino = self.node_of(object, StoreId::from(st))?;
         if last {
             if let Some(node) = self.nodes.get_mut(&ino) {
                 node.last = Some(Box::new(Stat { nlink: 0, ..*st }));
@@ -441,6 +452,7 @@ impl NodeTable {
             self.bury(ino);
         } else {
             self.remove_link(ino, parent, name);
+            self.drop_split(ino);
         }
         Some(ino)
     }
@@ -466,28 +478,21 @@ impl NodeTable {
         }
     }
 
-    /// Moves the name of a backing inode.
-    pub fn moved(&mut self, id: StoreId, from: (Ino, &OsStr), to: (Ino, &OsStr)) -> Option<Ino> {
-        let ino = self.find(id)?;
-        // Added first: a node must not be dropped between its two names.
-        self.add_link(ino, to.0, to.1);
-        self.remove_link(ino, from.0, from.1);
-        Some(ino)
-    }
-
     /// A new backing inode, made in the place of the old one, takes over its node.
     pub fn exchanged(&mut self, old: StoreId, new: StoreId) {
-        if let Some(stale) = self.at(new.number()) {
+        let node = self.find(old);
+        let is_free = match self.at(new.number()) {
+            // Without a node it may have been found by its name already, as what it is now.
+            _ if self.by_hosts => node.is_some_and(|ino| self.take_number(Some(ino), new)),
             // The store reuses the number: the known node was removed by another program.
-            self.bury(stale);
-        }
-        let Some(ino) = self.find(old) else { return };
-        self.by_store.remove(&old.number());
-        if let Some(node) = self.nodes.get_mut(&ino) {
-            (node.id, node.size) = (new, None);
-            if ino != new.ino {
-                self.by_store.insert(new.number(), ino);
+            Some(stale) if Some(stale) != node => {
+                self.bury(stale);
+                true
             }
+            Some(_) | None => true,
+        };
+        if let Some(ino) = node.filter(|_| is_free) {
+            self.renumber(ino, new);
         }
     }
 

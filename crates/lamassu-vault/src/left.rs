@@ -4,14 +4,16 @@
 //!
 //! The anchor is asked for the names of each node: the node keeps those that still lead to it, and gets those that it
 //! was given meanwhile. A handle is opened again when it is used. A node without any name is gone with the turn in
-//! which it lost the last one. So is one that no commit has recorded, if the turn is lost: another host may have given
-//! its number to something else.
+//! which it lost the last one, unless it is an open file that this host has removed or replaced ([`crate::nameless`]).
+//! A node that no commit has recorded is gone with a turn that is lost: another host may have given its number to
+//! something else.
 
 use crate::error::errno;
 use crate::handles::{Handle, OpenFile, fresh_handle};
-use crate::inode::NodeTable;
+use crate::inode::{Go, NodeTable};
 use crate::listing::{OpenDir, Snapshot};
 use crate::moved::Moved;
+use crate::nameless::NamelessFile;
 use crate::{Access, HandleId, Ino, ROOT, Result, Vault, VaultError};
 use lamassu_anchor::row::Content;
 use lamassu_anchor::{EntryPlace, ObjectId, Token, Touched};
@@ -28,6 +30,11 @@ const DEPTH_MAX: usize = 1_000;
 pub struct Left {
     nodes: NodeTable,
     handles: LeftHandles,
+    /// Open files without a name.
+    nameless: HashMap<Ino, NamelessFile>,
+    /// Objects that are gone, of which there may be tree records: files that were closed since, and what the last vault
+    /// has left of that work.
+    gone: Vec<ObjectId>,
     /// For the walk over the tree that is under way.
     moved: Option<Arc<Moved>>,
 }
@@ -48,6 +55,10 @@ enum LeftHandle {
 }
 
 impl LeftHandle {
+    fn of_file(&self) -> Option<Ino> {
+        if let LeftHandle::File { ino, .. } = self { Some(*ino) } else { None }
+    }
+
     fn ino(&self) -> Ino {
         match self {
             LeftHandle::File { ino, .. } | LeftHandle::Dir { ino, .. } => *ino,
@@ -61,6 +72,8 @@ impl LeftHandle {
 pub(crate) struct LeftHandles {
     is_any: AtomicBool,
     all: Mutex<AllLeft>,
+    /// Of which files there were any when the turn began. Held for a moment only: callers hold other locks.
+    files: Mutex<HashSet<Ino>>,
 }
 
 #[derive(Default)]
@@ -87,7 +100,9 @@ impl LeftHandles {
     }
 
     fn replace(&self, by: LeftHandles) {
-        self.change(|all| *all = by.all.into_inner());
+        let all = by.all.into_inner();
+        *self.files.lock() = all.handles.values().filter_map(LeftHandle::of_file).collect();
+        self.change(|now| *now = all);
     }
 
     fn take(&self) -> AllLeft {
@@ -115,6 +130,11 @@ impl LeftHandles {
             true => Err(errno("commit what was changed in an earlier turn", libc::EIO)),
             false => Ok(()),
         }
+    }
+
+    /// Whether a file had any when the turn began.
+    pub fn had_file(&self, ino: Ino) -> bool {
+        self.files.lock().contains(&ino)
     }
 
     /// A handle of the root for requests to the daemon alone.
@@ -151,6 +171,11 @@ impl Left {
     /// The kernel releases references.
     pub fn forget(&mut self, ino: Ino, count: u64) {
         self.nodes.forget(ino, count);
+        if self.nodes.kind(ino).is_none()
+            && let Some(file) = self.nameless.remove(&ino)
+        {
+            self.gone.push(file.object);
+        }
     }
 
     /// The object of a node; the default one: there is no such node.
@@ -215,6 +240,12 @@ impl Vault {
         // Before: settling writes pages again whose content is committed. A file that was written to the store, and
         // that no barrier covers, need not be unsettled.
         files.retain(|open| open.is_writable() && open.file().has_uncommitted());
+        let opened = open.into_iter().map(|(id, handle)| match handle {
+            Handle::File { file, access } => (id, LeftHandle::File { ino: file.ino, access }),
+            Handle::Dir(dir) => (id, LeftHandle::Dir { ino: dir.ino, parent: dir.parent, listing: dir.listing() }),
+        });
+        left_handles.handles.extend(opened);
+        let nameless = self.open_without_name(left_handles.handles.values().filter_map(LeftHandle::of_file).collect());
         let done = self.close();
         let uncommitted: HashSet<Ino> = match done {
             Ok(()) => HashSet::new(),
@@ -224,11 +255,6 @@ impl Vault {
             Some(anchored) if done.is_err() => anchored.anchor.queued_about(),
             Some(_) | None => HashSet::new(),
         };
-        let opened = open.into_iter().map(|(id, handle)| match handle {
-            Handle::File { file, access } => (id, LeftHandle::File { ino: file.ino, access }),
-            Handle::Dir(dir) => (id, LeftHandle::Dir { ino: dir.ino, parent: dir.parent, listing: dir.listing() }),
-        });
-        left_handles.handles.extend(opened);
         // All handles, also those that were not used in this turn: fsync(2) covers what was written through another
         // handle that wrote the file, and the owner, mode, names and entries of what was opened, however they were
         // changed.
@@ -238,11 +264,12 @@ impl Vault {
                 left_handles.lost.insert(*id);
             }
         }
+        let nameless = self.leave_without_name(nameless, &uncommitted);
         if let Some(anchored) = &self.anchored {
             self.nodes.lock().bury_from(anchored.anchor.first_loose());
         }
         let (nodes, handles) = (self.nodes.lock().take(), LeftHandles::of(left_handles));
-        (Left { nodes, handles, moved: self.moved.take() }, done)
+        (Left { nodes, handles, nameless, gone: self.take_records_left(), moved: self.moved.take() }, done)
     }
 
     /// Continues with what an earlier vault over the same tree left. `touched`: what others have changed since; `None`:
@@ -251,11 +278,15 @@ impl Vault {
     /// # Errors
     /// Those of the anchor; then nothing was taken over.
     pub fn take_up(&self, left: Left, touched: Option<&Touched>) -> std::result::Result<(), (Box<Left>, VaultError)> {
-        let Left { nodes, handles, moved } = left;
+        let Left { nodes, handles, nameless, gone, moved } = left;
         let own = std::mem::replace(&mut *self.nodes.lock(), nodes);
         if let Err(error) = self.find_again(touched) {
             let nodes = std::mem::replace(&mut *self.nodes.lock(), own);
-            return Err((Box::new(Left { nodes, handles, moved }), error));
+            return Err((Box::new(Left { nodes, handles, nameless, gone, moved }), error));
+        }
+        nameless.into_iter().for_each(|(ino, file)| self.take_up_without_name(ino, file));
+        if let Some(anchored) = &self.anchored {
+            self.remove_records(anchored, gone);
         }
         self.left.replace(handles);
         self.moved.take_over(moved, touched);
@@ -281,7 +312,7 @@ impl Vault {
         for named in named {
             let place = anchored.place(named.dir, &named.link.name);
             if anchored.anchor.entry(&place)?.is_none_or(|entry| entry.object != named.object) {
-                self.nodes.lock().remove_link(named.ino, named.link.parent, &named.link.name);
+                self.nodes.lock().lose_link(named.ino, named.link.parent, &named.link.name);
             }
         }
         let nameless = self.nodes.lock().nameless();
@@ -342,6 +373,7 @@ impl Vault {
             return Ok(false);
         }
         let places = anchored.anchor.places_of(&HashSet::from([object]))?;
+        let _tree = self.tree.read();
         let found = Finder { vault: self, places, listed: HashMap::new() }.node(object, 0)?;
         Ok(found == Some(ino))
     }
@@ -364,7 +396,11 @@ impl Vault {
                 Handle::File { file, access: *access }
             }
             LeftHandle::Dir { ino, parent, listing } => {
-                let dir = match self.dir(*ino) {
+                let opened = {
+                    let _tree = self.tree.read();
+                    self.dir(*ino)
+                };
+                let dir = match opened {
                     Ok(dir) => Some(dir),
                     Err(_) if self.is_removed_dir(*ino) => None,
                     Err(error) => return Err(error),
@@ -425,6 +461,16 @@ impl Finder<'_> {
         });
         let Some(name) = listed.get(&place.name) else { return Ok(None) };
         let Ok(st) = dir.handle.stat_entry(name) else { return Ok(None) };
+        let other_inode = {
+            let nodes = self.vault.nodes.lock();
+            nodes.of_object(object).filter(|ino| !nodes.id(*ino).is_some_and(|id| id.is_of(&st)))
+        };
+        // Without a name it waits for a lookup of one that is its own.
+        if let Some(ino) = other_inode
+            && self.vault.may_go(ino, object, &st)? != Go::To
+        {
+            return Ok(None);
+        }
         Ok(self.vault.nodes.lock().met(parent, name, &st, object))
     }
 }

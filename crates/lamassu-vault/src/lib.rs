@@ -12,7 +12,7 @@
 //! | `tree`, `rename`, `symlink` | make, find, rename, remove entries; links |
 //! | `path`, `reference` | paths; guards of references to entries and of open files, for callers other than the kernel |
 //! | `listing`, `dir` | snapshots of directories; listings |
-//! | `inode`, `target`, `wanted`, `attr` | the table of inodes; what an operation acts on; what a new entry has; stat |
+//! | `inode`, `target`, `ownership`, `wanted`, `attr` | the table of inodes; what an operation acts on; whose that is; what a new entry has; stat |
 //! | `attr_value`, `xattr`, `acl` | extended attributes, as stored and as shown; access control lists |
 //! | `handles`, `open` | open files and handles; operations on them |
 //! | `nameless`, `settle`, `room` | files without a name; commit, settle, fsync; calls that a full store refused |
@@ -78,6 +78,7 @@ mod nameless;
 mod names;
 mod open;
 mod options;
+mod ownership;
 mod path;
 mod record;
 mod reference;
@@ -118,8 +119,8 @@ pub use session::{
     accept_sessions, copy_sessions, has_interrupted_sessions, last_session, shown_ranges, verify_sessions,
 };
 pub use types::{
-    Access, Attr, DirEntry, Durability, Entry, Fallocate, HandleId, Ino, Integrity, Kind, Owner, ROOT, RenameMode,
-    Result, SetAttr, SetTime, SetXattr, Sought, StatFs, Time, VaultError, Whence,
+    Access, Attr, DirEntry, Durability, Entry, Fallocate, HandleId, Ino, Integrity, Kind, Owner, Permissions, ROOT,
+    RenameMode, Result, SetAttr, SetTime, SetXattr, Sought, StatFs, Time, VaultError, Whence,
 };
 pub use upkeep::{Upkeep, keep_up};
 pub use xattr::is_listed_for;
@@ -268,7 +269,7 @@ impl Vault {
         let (ctx, ctx_read) = contexts(header, ring, &options, engine, sessions, files)?;
         let ctx_silent = Arc::new(FileContext { report: Arc::new(|_, _| true), ..(*ctx_read).clone() });
         let st = root.stat().map_err(io("stat the root"))?;
-        let are_copied = is_server_held(&options);
+        let by_hosts = is_server_held(&options);
         let limit = descriptors() / 8;
         let dirs_max = NonZeroUsize::new(limit.clamp(HELD_MIN, DIRS_MAX)).unwrap_or(NonZeroUsize::MIN);
         let vault = Vault {
@@ -281,7 +282,7 @@ impl Vault {
             name_max: header.name_max(),
             datasets: AtomicBool::new(header.has_datasets()),
             shut: dataset::Shut::default(),
-            nodes: Mutex::new(inode::NodeTable::new(&st, are_copied)),
+            nodes: Mutex::new(inode::NodeTable::new(&st, by_hosts)),
             dirs: dirs::Dirs::new(dirs::Dir::new(ROOT, st.dev, ObjectId::ROOT, root), dirs_max),
             files: handles::OpenFiles::default(),
             handles: handles::Handles::default(),

@@ -110,6 +110,7 @@ impl Vault {
         };
         match st.kind {
             Kind::File => {
+                self.must_be_its_own_to_open(ino, (&dir, &name), &st)?;
                 let may_mend = may_mend && st.mode & libc::S_IWUSR != 0;
                 let open = |write| dir.handle.open_same(&name, &st, write).map(|file| (file, write));
                 let mended = if may_mend && !write { open(true).ok() } else { None };
@@ -136,7 +137,8 @@ impl Vault {
     fn backing_without_name(&self, ino: Ino, write: bool) -> Result<(Arc<dyn BackendFile>, bool, Profile)> {
         match self.nameless.get(ino) {
             Some((_, false)) if write => Err(errno("open", libc::EACCES)),
-            Some((backing, writable)) => Ok((backing, writable, Profile::DEFAULT)),
+            // In a turn that only looks it is not written.
+            Some((backing, writable)) => Ok((backing, writable && !self.options.read_only, Profile::DEFAULT)),
             None => Err(VaultError::Stale),
         }
     }

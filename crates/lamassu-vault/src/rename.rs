@@ -1,8 +1,8 @@
 //! Renames. The name is sealed anew under the new parent's key. Companions arrive before their entry and leave after
 //! it. A directory may replace an empty one.
 
-use crate::anchored::{Anchored, End, Moving, TRIES_MAX, Unsettled, no_outcome};
-use crate::error::{errno, io};
+use crate::anchored::{Anchored, End, Moving, TRIES_MAX, Unsettled};
+use crate::error::{errno, io, no_outcome};
 use crate::record::remove_companion;
 use crate::stored::rename_no_replace;
 use crate::symlink;
@@ -94,7 +94,13 @@ impl Vault {
             return Err(VaultError::Exists);
         }
         self.refuse_loops(&from, &to, mode)?;
-        if from.st.zip(to.st).is_some_and(|(a, b)| a.is_same(&b)) || (from.is_recorded() && from.object == to.object) {
+        let is_one_inode = from.st.zip(to.st).is_some_and(|(a, b)| a.is_same(&b));
+        let is_one_object = from.is_recorded() && from.object == to.object;
+        if is_one_inode && !is_one_object && from.is_recorded() && to.is_recorded() {
+            // The store shows one entry for two.
+            return Err(self.outdated("entry", to.dir.ino, &to.stored.name));
+        }
+        if is_one_inode || is_one_object {
             // The same name, or two names of one file: POSIX says that nothing happens.
             return Ok(None);
         }
@@ -141,7 +147,11 @@ impl Vault {
         for (moved, into) in [(from, to), (to, from)] {
             let Some(st) = moved.st.filter(|_| moved.is_dir()) else { continue };
             let chain = nodes.ancestry(into.dir.ino).ok_or(VaultError::Stale)?;
-            let below_itself = chain.iter().any(|&ino| nodes.id(ino).is_some_and(|id| id.is_of(&st)));
+            let is_it = |ino: Ino| match moved.object == ObjectId::default() {
+                true => nodes.id(ino).is_some_and(|id| id.is_of(&st)),
+                false => nodes.object(ino) == moved.object,
+            };
+            let below_itself = chain.iter().copied().any(is_it);
             if below_itself {
                 // A target above the source is not empty; in an exchange that would be a loop, too.
                 let replaced = std::ptr::eq(moved, to) && mode != RenameMode::Exchange;
@@ -201,7 +211,7 @@ impl Vault {
         for (end, other) in [(from, to), (to, from)] {
             if let Some(id) = end.id() {
                 self.unsynced.add(id);
-                nodes.moved(id, end.place(), other.place());
+                nodes.moved(end.object, id, end.place(), other.place());
             }
         }
     }
@@ -268,7 +278,7 @@ impl Vault {
         // First: whatever fails below, the entry is there.
         if let Some(id) = from.id() {
             self.unsynced.add(id);
-            self.nodes.lock().moved(id, from.place(), to.place());
+            self.nodes.lock().moved(from.object, id, from.place(), to.place());
         }
         self.finish_departure(from, to);
         if let Some(companion) = &from.stored.companion {
@@ -286,7 +296,7 @@ impl Vault {
                 remove_companion(&*to.dir.handle, rest);
             }
             if is_last {
-                self.lost_last_name(st);
+                self.lost_last_name(to.object, st);
             }
             self.entry_gone(&to.dir, &to.stored.name, st, is_last, to.object);
         }

@@ -86,6 +86,11 @@ impl Closing {
         self.hold(Held::Nameless { until: Instant::now() + CLOSES_WITHIN });
     }
 
+    /// The file has lost its name in an earlier turn, and nobody knows when it will be closed.
+    pub fn has_no_name(&self) {
+        self.hold(Held::Nameless { until: Instant::now() });
+    }
+
     /// A close(2) has begun. If it is the last, the kernel tells so soon.
     pub fn is_being_closed(&self) {
         let state = &mut *self.room.state.lock();

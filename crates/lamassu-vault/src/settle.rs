@@ -371,6 +371,7 @@ impl Vault {
         first.note(self.commit_anchor_at(now));
         first.note(self.recover_for(RECOVERY_STEP).map(drop));
         self.clear_more();
+        self.remove_more_records();
         first.0.inspect_err(|_| self.room.doubt_refusals(gains))
     }
 
@@ -421,6 +422,7 @@ impl Vault {
             first.note(self.settle_idle());
         }
         self.clear_more();
+        self.remove_more_records();
         first.0.inspect_err(|_| self.room.doubt_refusals(gains))
     }
 

@@ -1,25 +1,40 @@
 //! What an operation on an inode acts on: its open file, or its entry in a backing directory.
 
-use crate::digests::{digest_of_dataset, digest_of_text};
 use crate::dirs::Dir;
-use crate::error::{errno, io, is_not_found};
+use crate::error::{io, is_not_found, no_outcome};
 use crate::handles::OpenFile;
-use crate::names::DirFault;
+use crate::inode::StoreId;
 use crate::root::RootPermissions;
-use crate::stored::{lending, set_root_times};
-use crate::walk::header_id;
-use crate::{Ino, Kind, ROOT, Result, SetTime, Vault, VaultError};
-use lamassu_anchor::{AnchorError, Digest, ObjectId, Row, SealedPart};
-use lamassu_format::header::NameMode;
+use crate::stored::set_root_times;
+use crate::{Ino, ROOT, Result, SetTime, Vault, VaultError};
 use lamassu_store::backend::Stat;
-use lamassu_store::{BackendEntry, File, FirstPage, StoreError};
+use lamassu_store::{BackendEntry, StoreError};
 use std::ffi::{OsStr, OsString};
 use std::io as stdio;
 use std::sync::Arc;
 
-/// Permissions by which a directory of root's is told from another where it is moved or removed. A crash within seconds
-/// of root's `chmod` leaves such a difference, too.
-const MOVED: u32 = 0o777;
+/// Set-user-ID and set-group-ID.
+pub(crate) const SET_ID: u32 = libc::S_ISUID | libc::S_ISGID;
+
+/// What a change needs of the names of its file.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Asks {
+    /// None that is known leads elsewhere.
+    Content,
+    /// The same, and the content is its own if a program may have used a name that is not known any more.
+    Owner,
+    /// All are known, and lead to its inode, whose content is its own, since owners tell nothing: where root mends an
+    /// owner that differs, and for set-id bits. Whoever asks for these may just have become the owner, by a call under
+    /// another name.
+    All,
+}
+
+impl Asks {
+    /// For a change to this mode.
+    pub fn to_set(mode: u32) -> Asks {
+        if mode & SET_ID == 0 { Asks::Owner } else { Asks::All }
+    }
+}
 
 /// The object of an operation on an inode. An open file can be used without a name, too.
 pub(crate) enum Target {
@@ -57,7 +72,7 @@ impl Vault {
             }
         }
         for (dir, name, st) in others {
-            if self.is_taken_over(ino, &dir, &name, &st)? {
+            if self.is_elsewhere(ino, &dir, &name, &st)? {
                 return Ok((dir, name, st));
             }
         }
@@ -65,14 +80,30 @@ impl Vault {
         Err(VaultError::Stale)
     }
 
-    /// Whether another inode is under a name of a node because a host has taken the file over (rule R9). The node then
-    /// goes to that inode.
-    fn is_taken_over(&self, ino: Ino, dir: &Dir, name: &OsStr, st: &Stat) -> Result<bool> {
-        let is_possible = self.is_shared_by_hosts() && st.kind == Kind::File && self.files.get(ino).is_none();
-        if !is_possible || self.judged(dir, name, Some(st.kind))? != Some(self.object_of(ino)) {
+    /// Whether another inode, which the store shows under a name of a node, is that node's now: by the anchor. A host
+    /// has taken the file over (rule R9), or the store numbers entries by their paths, and another host has moved it.
+    pub(crate) fn is_elsewhere(&self, ino: Ino, dir: &Dir, name: &OsStr, st: &Stat) -> Result<bool> {
+        let Some(anchored) = self.anchored.as_ref().filter(|_| self.is_shared_by_hosts()) else { return Ok(false) };
+        if self.files.get(ino).is_some() {
             return Ok(false);
         }
-        Ok(self.nodes.lock().follows(ino, st))
+        if anchored.is_unsettled(&anchored.place(dir.object, name)) {
+            return Err(no_outcome());
+        }
+        // Nothing is reported: a call may be making another entry under this name.
+        let object = self.object_of(ino);
+        let is_its = self.object_if_recorded(dir, name)? == Some(object) && self.may_go_there(ino, object, st)?;
+        let follows = is_its && self.nodes.lock().follows(ino, st);
+        if follows {
+            self.note_followed(ino, st);
+        }
+        Ok(follows)
+    }
+
+    /// A node has gone to another inode: what was open of it is not that, and the name of that may not be durable.
+    pub(crate) fn note_followed(&self, ino: Ino, st: &Stat) {
+        self.dirs.drop_dir(ino);
+        self.unsynced.add(StoreId::from(st));
     }
 
     /// The error if the anchor has a place for a node that was not found.
@@ -126,7 +157,11 @@ impl Vault {
     pub(crate) fn target_to_change(&self, ino: Ino, by: Option<u32>) -> Result<(Target, Stat)> {
         let (target, st) = self.target(ino)?;
         match &target {
-            _ if by == Some(0) => {}
+            _ if by == Some(0) => {
+                if !self.has_its_owner(ino, &target)? {
+                    self.must_be_under_its_names(ino, &target, Asks::All)?;
+                }
+            }
             Target::Entry { dir, name, st } => self.must_be_its_own_entry(ino, (dir, name), st)?,
             Target::Open(open) => self.must_be_its_own_file(open)?,
             Target::Root(..) | Target::Dir(_) => {}
@@ -138,7 +173,11 @@ impl Vault {
     /// ([`Vault::must_be_its_own`]). `empties`: it is to lose its whole content.
     pub(crate) fn acquire_to_change(&self, ino: Ino, empties: bool) -> Result<Arc<OpenFile>> {
         let open = self.acquire(ino, true)?;
-        let checked = if empties { self.must_be_its_own_to_empty(&open) } else { self.must_be_its_own_file(&open) };
+        let owner = if empties { self.must_be_its_own_to_empty(&open) } else { self.must_be_its_own_file(&open) };
+        let checked = owner.and_then(|()| {
+            let _tree = self.tree.read();
+            self.must_be_under_its_names(ino, &Target::Open(open.clone()), Asks::Content)
+        });
         match checked {
             Ok(()) => Ok(open),
             Err(error) => {
@@ -147,170 +186,6 @@ impl Vault {
             }
         }
     }
-
-    /// Refuses an open file that may be another one than that of its row: see [`Vault::must_be_its_own`]. No page has
-    /// to be read where the owner is right, since a write reads it.
-    ///
-    /// # Errors
-    /// `EPERM`; those of the store; [`VaultError::Anchor`].
-    fn must_be_its_own_file(&self, open: &OpenFile) -> Result<()> {
-        self.must_be_its_own_if(open, |_| true)
-    }
-
-    /// The same where the file is to lose its whole content, which no page has to be read for: it may have other names,
-    /// which only others may remove.
-    ///
-    /// # Errors
-    /// As [`Vault::must_be_its_own_file`].
-    pub(crate) fn must_be_its_own_to_empty(&self, open: &OpenFile) -> Result<()> {
-        self.must_be_its_own_if(open, |shown| shown.nlink <= 1)
-    }
-
-    /// `suffices`: whether the right owner does, without a look at the first page.
-    fn must_be_its_own_if(&self, open: &OpenFile, suffices: impl Fn(&Stat) -> bool) -> Result<()> {
-        self.must_be_its_own_content(open.ino, &open.file(), suffices)
-    }
-
-    /// The same for a file that is not in the table of open files yet.
-    pub(crate) fn must_be_its_own_content(
-        &self,
-        ino: Ino,
-        file: &File,
-        suffices: impl Fn(&Stat) -> bool,
-    ) -> Result<()> {
-        let object = self.nodes.lock().object(ino);
-        let shown = || file.backing().stat().map_err(io("stat"));
-        let (shown, asked) = self.row_of_unchanging(ino, object, shown)?;
-        let is_its_own = match asked {
-            None => true,
-            Some((_, true)) => suffices(&shown) || file.first_page()? != FirstPage::Unverified,
-            // The page of an empty file is that of any.
-            Some((_, false)) => file.size() > 0 && file.first_page()? == FirstPage::Verified,
-        };
-        if is_its_own { Ok(()) } else { Err(unidentified(&shown)) }
-    }
-
-    /// Refuses an entry that may be another one than that of its row. A user who can write to a directory of the store
-    /// can put another user's entry in the place of one of their own, and has no right to it: their rights go by the
-    /// row. Content tells files apart, and records directories whose names are encrypted. Others are told apart by
-    /// their owner alone.
-    ///
-    /// Asked only where it matters: in a process of root's, over a store that keeps owners. A crash may have left the
-    /// owner of before, or the one of after, in a row: such an entry waits until root gives it an owner. So this is no
-    /// finding.
-    ///
-    /// # Errors
-    /// `EPERM`.
-    pub(crate) fn must_be_its_own(&self, object: ObjectId, shown: &Stat) -> Result<()> {
-        match self.row_of_shown(object, shown)? {
-            Some((_, false)) => Err(unidentified(shown)),
-            Some((_, true)) | None => Ok(()),
-        }
-    }
-
-    /// The same for an entry of `dir`, whose owner may be changing.
-    ///
-    /// # Errors
-    /// `EPERM`; those of the store.
-    pub(crate) fn must_be_its_own_entry(&self, ino: Ino, (dir, name): (&Dir, &OsStr), st: &Stat) -> Result<()> {
-        let object = self.nodes.lock().object(ino);
-        let mut seen = Some(*st);
-        let shown = || match seen.take() {
-            Some(st) => Ok(st),
-            None => hold(dir, name, st).and_then(|held| held.stat()).map_err(io("stat")),
-        };
-        match self.row_of_unchanging(ino, object, shown)? {
-            (shown, Some((_, false))) => Err(unidentified(&shown)),
-            (_, Some((_, true)) | None) => Ok(()),
-        }
-    }
-
-    /// The same for a directory whose names are plain. Root has private ones and ones that others may write to, of one
-    /// owner: so the store may not show fewer of these permissions of one of root's than its row has.
-    ///
-    /// # Errors
-    /// `EPERM`.
-    pub(crate) fn must_be_its_own_plain_dir(&self, object: ObjectId, shown: &Stat, permissions: u32) -> Result<()> {
-        self.must_be_its_own(object, shown)?;
-        let has_fewer = |row: &Row| shown.uid == 0 && row.mode & !shown.mode & permissions != 0;
-        match self.row_of_shown(object, shown)? {
-            Some((row, _)) if has_fewer(&row) && self.staging()?.keeps_modes() => Err(unidentified(shown)),
-            Some(_) | None => Ok(()),
-        }
-    }
-
-    /// As [`Vault::row_of_shown`], with what the store shows. While an owner changes, that and the row differ for a
-    /// moment.
-    fn row_of_unchanging(
-        &self,
-        ino: Ino,
-        object: ObjectId,
-        mut shown: impl FnMut() -> Result<Stat>,
-    ) -> Result<(Stat, Option<(Row, bool)>)> {
-        let st = shown()?;
-        match self.row_of_shown(object, &st)? {
-            Some((_, false)) => {
-                let _unchanging = self.hold_mode(ino);
-                let st = shown()?;
-                Ok((st, self.row_of_shown(object, &st)?))
-            }
-            row => Ok((st, row)),
-        }
-    }
-
-    /// The row of an object, and whether an entry with this stat may be the object's by its owner. `None`: nothing is
-    /// asked.
-    fn row_of_shown(&self, object: ObjectId, shown: &Stat) -> Result<Option<(Row, bool)>> {
-        // A reader changes nothing, and asks the store nothing that it would have to write for.
-        let is_asked = !self.options.read_only && rustix::process::geteuid().is_root();
-        let Some(anchored) = self.anchored.as_ref().filter(|_| is_asked) else { return Ok(None) };
-        let row = match anchored.anchor.row(object) {
-            Err(AnchorError::Unknown { .. }) => return Ok(None),
-            row => row?,
-        };
-        let has_owner = row.uid == shown.uid || !self.staging()?.keeps_owners();
-        Ok(Some((row, has_owner)))
-    }
-
-    /// Refuses a directory that is to be moved or removed and may be another one than that of its row: see
-    /// [`Vault::must_be_its_own`].
-    ///
-    /// # Errors
-    /// [`VaultError::Outdated`]; `EPERM`; those of the store.
-    pub(crate) fn must_be_its_own_dir(&self, dir: &Dir, stored: &OsStr, st: &Stat, object: ObjectId) -> Result<()> {
-        if self.anchored.is_none() || !rustix::process::geteuid().is_root() {
-            return Ok(());
-        }
-        let handle = lending(&dir.handle.open_dir(stored).map_err(io("open a directory"))?);
-        if !handle.stat().map_err(io("stat"))?.is_same(st) {
-            return Err(VaultError::Stale);
-        }
-        let shown = match header_id(&*handle) {
-            Ok(Some(id)) => digest_of_dataset(&id),
-            Ok(None) | Err(_) if self.name_mode == NameMode::Plain => {
-                return self.must_be_its_own_plain_dir(object, st, MOVED);
-            }
-            Ok(None) | Err(_) => match self.record_text(&*handle) {
-                Err(DirFault::Unreadable(e)) => return Err(io("read a directory record")(e)),
-                text => text.ok().flatten().map_or(Digest::NONE, |text| digest_of_text(&text)),
-            },
-        };
-        match self.is_newest(object, SealedPart::Content, shown)? {
-            true => Ok(()),
-            false => Err(self.outdated_at("directory record", self.path_in(dir.ino, stored).display().to_string())),
-        }
-    }
-}
-
-/// The error of an entry that may be another one than that of its row.
-fn unidentified(shown: &Stat) -> VaultError {
-    tracing::warn!(
-        inode = shown.ino,
-        uid = shown.uid,
-        "the store shows an entry under another owner than the newest, with more names, or with fewer permissions: it may \
-         be another entry, and is not changed; if it is the right one, chown or chmod it as root"
-    );
-    errno("change an entry that may be another's", libc::EPERM)
 }
 
 /// Holds the entry that was found under a name; `ESTALE` if it is another one's by now.
@@ -319,6 +194,15 @@ pub(crate) fn hold(dir: &Dir, name: &OsStr, st: &Stat) -> stdio::Result<Arc<dyn 
 }
 
 impl Target {
+    /// What the store shows of it.
+    pub fn stat(&self) -> stdio::Result<Stat> {
+        match self {
+            Target::Open(f) => f.file().backing().stat(),
+            Target::Entry { dir, name, st } => hold(dir, name, st)?.stat(),
+            Target::Root(dir, _) | Target::Dir(dir) => dir.handle.stat(),
+        }
+    }
+
     pub fn set_mode(&self, mode: u32) -> stdio::Result<()> {
         match self {
             Target::Open(f) => f.file().backing().set_mode(mode),

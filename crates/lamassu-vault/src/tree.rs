@@ -6,15 +6,15 @@
 use crate::anchored::{Departing, Fresh, TRIES_MAX};
 use crate::attr::New;
 use crate::dirs::Dir;
-use crate::error::{errno, io};
+use crate::error::{errno, io, no_outcome};
 use crate::handles::Handle;
-use crate::inode::{Met, Referenced, StoreId};
+use crate::inode::{Leads, Met, Referenced, StoreId};
 use crate::names::StoredName;
 use crate::record::remove_companion;
 use crate::staging;
 use crate::stored::{is_entry_empty, rename_no_replace};
 use crate::symlink;
-use crate::target::hold;
+use crate::target::{Asks, Target, hold};
 use crate::wanted::Wanted;
 use crate::{Access, Entry, HandleId, Ino, Kind, Owner, Result, Vault, VaultError};
 use lamassu_anchor::ObjectId;
@@ -38,7 +38,12 @@ impl Vault {
 
     /// The entry of a node to which a reference was counted. The reference is given back on failure.
     fn entry_of(&self, found: &Referenced, dir: &Dir, stored: &OsStr, st: &Stat) -> Result<Entry> {
-        let attr = self.mend(found.ino, dir, stored, st).and_then(|()| self.attr_of_entry(found.ino, dir, stored, st));
+        let is_its_inode = self.nodes.lock().id(found.ino).is_some_and(|id| id.is_of(st));
+        let attr = match is_its_inode {
+            true => self.mend(found.ino, dir, stored, st).and_then(|()| self.attr_of_entry(found.ino, dir, stored, st)),
+            // It lies under another of its names.
+            false => self.getattr_locked(found.ino),
+        };
         let attr = attr.inspect_err(|_| self.forget(found.ino, 1))?;
         Ok(Entry { attr, generation: found.generation })
     }
@@ -60,17 +65,20 @@ impl Vault {
         let (mut st, mut gone) = (*st, None);
         for _ in 0..LOOKS_MAX {
             let object = self.judged(dir, stored, Some(st.kind))?.ok_or(VaultError::NotFound)?;
-            let found = self.nodes.lock().reference(dir.ino, stored, &st, object, gone);
+            let found =
+                self.told_apart(object, &st, |nodes, go| nodes.reference(dir.ino, stored, &st, object, (gone, go)))?;
             match found {
                 Ok(found) => {
-                    if found.is_new && st.kind == Kind::Dir {
+                    if found.has_followed {
+                        self.note_followed(found.ino, &st);
+                    } else if found.is_new && st.kind == Kind::Dir {
                         self.dirs.drop_dir(found.ino);
                     }
                     return Ok((found, st));
                 }
                 // The stat may be older than the node. After a new stat the node cannot be newer, so if it still
                 // belongs to another inode, that inode is gone.
-                Err(Met::OtherObject) => return Err(self.outdated("entry", dir.ino, stored)),
+                Err(Met::OtherObject | Met::MayGo(_)) => return Err(self.outdated("entry", dir.ino, stored)),
                 Err(Met::OtherInode(other)) => {
                     gone = Some(other);
                     st = dir.handle.stat_entry(stored).map_err(io("stat"))?;
@@ -359,13 +367,16 @@ impl Vault {
             }
             let held = hold(&from, &from_name, &st).map_err(io("link"))?;
             self.must_be_its_own_entry(ino, (&from, &from_name), &st)?;
+            // What lies under another name gets none here.
+            let target = Target::Entry { dir: from.clone(), name: from_name, st };
+            self.must_be_under_its_names(ino, &target, Asks::Content)?;
             let object = self.nodes.lock().object(ino);
             // Under the lock of the directory's names: whoever looks there waits for the outcome.
             self.note_moved((dir.ino, &stored.name), object, &st);
             self.create_with(dir, stored, || held.link(&*dir.handle, &stored.name).map_err(io("link")))?;
             self.record_link(dir, stored, object)?;
             // The node must have this name before a lookup can find it there.
-            self.nodes.lock().add_link(ino, dir.ino, &stored.name);
+            self.nodes.lock().add_link(ino, dir.ino, &stored.name, Leads::Here);
             let st = held.stat().map_err(io("stat"))?;
             self.unsynced.add(StoreId::from(&st));
             self.entry(dir, &stored.name, &st)
@@ -387,7 +398,12 @@ impl Vault {
             if st.kind == Kind::Dir {
                 return Err(VaultError::IsDirectory);
             }
+            // The anchor may have to record it again, under a name that a move has taken.
+            if self.anchored.as_ref().is_some_and(|anchored| anchored.may_come_back(object)) {
+                return Err(no_outcome());
+            }
             let rest = symlink::rest_of(&self.ctx.ring, &*dir.handle, &stored.name, &st);
+            self.keep_left_open(&*dir.handle, &stored.name, &st);
             self.take_away(&dir, stored, st, rest, object)?;
         }
         self.bound_departures();
@@ -416,7 +432,7 @@ impl Vault {
         if last {
             self.unsynced.remove(id);
         }
-        let ino = self.nodes.lock().unlinked(st, dir.ino, stored, last);
+        let ino = self.nodes.lock().unlinked(object, st, (dir.ino, stored), last);
         if last {
             ino.inspect(|ino| self.note_nameless(*ino));
             self.room.gained();

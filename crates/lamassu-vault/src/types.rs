@@ -24,6 +24,17 @@ pub struct Owner {
     pub umask: u32,
 }
 
+/// Who may do what with a directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Permissions {
+    /// permission bits, 07777
+    pub mode: u32,
+    /// owner
+    pub uid: u32,
+    /// group
+    pub gid: u32,
+}
+
 /// stat of an entry, with the plain size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attr {

@@ -142,7 +142,8 @@ impl Vault {
     /// control list; [`VaultError::Unsupported`] for names other than those of `user.`, `trusted.`, `security.` and
     /// access control lists.
     pub fn set_xattr(&self, ino: Ino, name: &OsStr, value: &[u8], mode: SetXattr) -> Result<()> {
-        self.with_room(|| self.set_xattr_once(ino, name, value, mode))
+        let set = || self.with_room(|| self.set_xattr_once(ino, name, value, mode));
+        self.with_names(ino, set, set)
     }
 
     fn set_xattr_once(&self, ino: Ino, name: &OsStr, value: &[u8], mode: SetXattr) -> Result<()> {

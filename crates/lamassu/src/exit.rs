@@ -85,8 +85,8 @@ codes! {
     TooDear = 53:
         "`lamassu info DIR` lists the slots: --key-slot N tries one alone, another --key may cost less; --argon2-any-memory gives a slot what it asks for: only if you know who made it",
     AnchorMissing = 60:
-        "name its place with --anchor FILE; on another machine: `lamassu anchor import`; if it is lost: `lamassu \
-         anchor rebuild DIR` accepts what the store shows now",
+        "name its place with --anchor FILE, or --anchor server://HOST if a server keeps it; on another machine: `lamassu \
+         anchor import`; if it is lost: `lamassu anchor rebuild DIR` accepts what the store shows now",
     AnchorForeign = 61: "`lamassu anchor status DIR` tells which vault and which state an anchor is of",
     AnchorDamaged = 62:
         "put an export of it back, another one if it was one (`lamassu anchor import`), or `lamassu anchor \

@@ -23,7 +23,7 @@ pub fn found(ui: &Ui, dir: &Path) -> Result<Found> {
 pub fn explained(dir: &Path, error: Error) -> crate::fault::Error {
     match error {
         Error::NotADirectory { .. } => served::hidden(dir).map_or(error.into(), Into::into),
-        Error::NotAVault { .. } | Error::NoHeader { .. } => match mounts::ours_at(dir) {
+        Error::NotAVault { .. } | Error::NoHeader { .. } | Error::HeaderIsKept { .. } => match mounts::ours_at(dir) {
             Ok((_, mount)) => Fault::IsAMount { dir: dir.into(), vault: mount.vault() }.into(),
             Err(_) => error.into(),
         },

@@ -21,7 +21,7 @@ from .history import History
 PREFIX = b"lamassu."
 LONG, COMPANION, REST = b"lamassu.long.", b"lamassu.name.", b"lamassu.link."
 ROOT_ONLY = {b"lamassu.vault", b"lamassu.vault.new", b"lamassu.vault.replaced", b"lamassu.vault.replacing", b"lamassu.history", b"lamassu.history.broken", b"lamassu.history.new", b"lamassu.lock", b"lamassu.root", b"lamassu.root.new", b"lamassu.sessions", b"lamassu.staging", b"lamassu.lost", b"lamassu.tree"}
-BROKEN = re.compile(rb"lamassu\.history\.broken\.[0-9]{1,3}")
+NUMBERED = re.compile(rb"lamassu\.(history\.broken|vault\.replacing)\.[0-9]{1,3}")
 XATTR_PREFIX = "user.lamassu."
 XATTR_AD = b"lamassu v1 xattr"
 
@@ -305,5 +305,5 @@ class Vault:
                     note(f"{where}: a companion without an entry")
             elif name.startswith((LONG, REST)) or name == b"lamassu.dir":
                 continue
-            elif entry.path or not (name in ROOT_ONLY or BROKEN.fullmatch(name)):
+            elif entry.path or not (name in ROOT_ONLY or NUMBERED.fullmatch(name)):
                 note(f"{where}: a name of the format that this reader does not know")

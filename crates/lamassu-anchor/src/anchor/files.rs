@@ -23,6 +23,12 @@ pub struct Opening {
     pub held: Vec<(RecordNo, Digests)>,
     /// the first page that a shrink is about to remove; page 0 is then the next page of the file that is written
     pub cut: Option<PageNo>,
+    /// whether no page 0 records the shrink that the row notes: then `cut` takes its place, or nothing. To be set
+    /// before another page 0 is written, which would be taken for that of the shrink
+    pub drops_cut: bool,
+    /// if there is no room for another window: the session whose window is dropped for it. No page that the file has
+    /// is of that session, and a barrier has covered this
+    pub drops_window: Option<u32>,
 }
 
 /// The state of a file as of a barrier (A4).
@@ -46,6 +52,8 @@ pub struct FileCommit {
     pub held: Vec<(RecordNo, Digests)>,
     /// whether no page was written after that sequence: then the file is clean (A7)
     pub is_clean: bool,
+    /// whether no page 0 records the shrink that the row notes: then it voids no mark
+    pub drops_cut: bool,
 }
 
 impl Anchor {
@@ -72,25 +80,34 @@ impl Anchor {
         let object = opening.object;
         let mut row = self.known(state, object)?;
         let file = row.file_mut().ok_or(AnchorError::Unknown { object })?;
-        if open_window(file, opening)? {
+        let has_changed = open_window(file, opening)?;
+        let cut = file.open.as_ref().and_then(|open| open.cut);
+        if has_changed {
             state.queue_row(object, row);
         }
-        let recorded = self.recorded_row(state, object)?;
+        // What is in flight may not become durable, and what is durable may be about to change.
+        let recorded = [flying_row(state, object), self.durable_row(object)?];
+        let is_recorded = recorded.iter().any(Option::is_some);
         if let Some(nameless) = state.nameless.get_mut(&object) {
             for (record, digests) in &opening.held {
                 nameless.held.entry(*record).or_insert_with(|| digests.clone());
             }
-            return Ok(recorded.is_some()); // once its removal is durable, nobody asks for its pages
+            return Ok(is_recorded); // once its removal is durable, nobody asks for its pages
         }
         // A2: a file that is not recorded may have a root in the queue, which any commit may take. So its row must
         // never become durable without the records held under its root. Only the wait is left out.
         let is_held = self.queue_held(state, opening)?;
-        let Some(recorded) = recorded else { return Ok(false) };
-        let noted = recorded.file().and_then(|file| file.open.as_ref());
-        // If the file was clean in between, it has another id: an earlier opening does not accept pages with the new
-        // one.
-        let noted = noted.filter(|open| open.file == opening.file && open.window(opening.window.session).is_some());
-        Ok(!is_held || noted.is_none_or(|open| !holds_cut(open, opening.cut)))
+        let is_noted = |row: &Row| {
+            let open = row.file().and_then(|file| file.open.as_ref());
+            // If the file was clean in between, it has another id: an earlier opening does not accept pages with the
+            // new one.
+            let open = open.filter(|open| open.file == opening.file && open.window(opening.window.session).is_some());
+            open.is_some_and(|open| match opening.drops_cut {
+                true => open.cut == cut,
+                false => holds_cut(open, opening.cut),
+            })
+        };
+        Ok(is_recorded && (!is_held || !recorded.iter().flatten().all(is_noted)))
     }
 
     /// Queues those tree records of an opening that are not held. True: all are held durably, and stay so.
@@ -111,12 +128,8 @@ impl Anchor {
 
     /// The row of an object that is durable or in flight: then an opening has to wait for its commit.
     pub(super) fn recorded_row(&self, state: &State, object: ObjectId) -> Result<Option<Row>> {
-        let flying = state.flying.as_ref().and_then(|layer| layer.objects.get(&object));
-        match flying {
-            Some(Some(row)) => Ok(Some(row.clone())),
-            // An object whose removal is in flight still exists if that commit fails.
-            Some(None) | None => self.durable_row(object),
-        }
+        // An object whose removal is in flight still exists if that commit fails.
+        flying_row(state, object).map_or_else(|| self.durable_row(object), |row| Ok(Some(row)))
     }
 
     /// Queues the digest of a file's first page, which is convergent and about to be written (A6). False: the row is
@@ -184,6 +197,11 @@ impl Anchor {
     }
 }
 
+/// The row of an object that is in flight.
+fn flying_row(state: &State, object: ObjectId) -> Option<Row> {
+    state.flying.as_ref()?.objects.get(&object)?.clone()
+}
+
 /// Refuses a commit that the rules do not allow.
 fn refuse_disorder(file: &FileRow, commit: &FileCommit) -> Result<()> {
     let order = |rule| Err(AnchorError::Order { object: commit.object, rule });
@@ -194,7 +212,7 @@ fn refuse_disorder(file: &FileRow, commit: &FileCommit) -> Result<()> {
     match open.window(window.session) {
         None => order("A1: committed without having been opened"),
         Some(noted) if noted.covered > window.covered => order("A8: a commit would lower a sequence"),
-        Some(_) if open.cut.is_some_and(|cut| cut.after >= window) => {
+        Some(_) if !commit.drops_cut && open.cut.is_some_and(|cut| cut.after >= window) => {
             order("A9: a shrink voids a mark that came before it")
         }
         Some(_) => Ok(()),
@@ -220,13 +238,20 @@ fn open_window(file: &mut FileRow, opening: &Opening) -> Result<bool> {
     let mut changed = false;
     if open.window(opening.window.session).is_none() {
         if open.windows.len() == WINDOWS_MAX {
-            return Err(order("too many sessions have left it open: recover it"));
+            let is_dropped = |window: &Window| Some(window.session) == opening.drops_window;
+            let Some(at) = open.windows.iter().position(is_dropped) else {
+                return Err(order("too many sessions have left it open: recover it"));
+            };
+            open.windows.remove(at);
         }
         open.windows.push(opening.window);
         open.windows.sort_unstable();
         changed = true;
     }
-    if !holds_cut(open, opening.cut) {
+    if opening.drops_cut {
+        changed |= open.cut != cut;
+        open.cut = cut;
+    } else if !holds_cut(open, opening.cut) {
         if open.cut.is_some() {
             return Err(order("A1: a second shrink, to less, before the first was committed"));
         }

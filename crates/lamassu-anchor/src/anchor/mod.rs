@@ -4,6 +4,7 @@
 //! |---|---|
 //! | this one | opening, reading, commits |
 //! | `names` | entries: made, removed, moved (N1 to N4) |
+//! | `nameless` | objects without an entry |
 //! | `files` | files: opened for changes, committed (A1 to A8) |
 //! | `vault` | the vault's header and history |
 //! | `accept` | a person's decisions |
@@ -24,6 +25,7 @@
 
 mod accept;
 mod files;
+mod nameless;
 mod names;
 mod replace;
 mod state;

@@ -149,15 +149,6 @@ impl Anchor {
         Ok(())
     }
 
-    /// An object without an entry is no longer in use.
-    pub fn forget(&self, object: ObjectId) {
-        let state = &mut *self.state.lock();
-        state.nameless.remove(&object);
-        if let Some(replaced) = state.replacing.as_mut().filter(|replaced| replaced.object == object) {
-            replaced.without = None;
-        }
-    }
-
     /// The held records of an object, and the numbers of all its records that the table has or may get.
     fn held_in(&self, state: &State, object: ObjectId) -> Result<(BTreeMap<RecordNo, Digests>, Vec<RecordNo>)> {
         let records = held_of(&*self.table, state, object)?;
@@ -179,8 +170,38 @@ impl Anchor {
         inodes: Inodes,
         covered: EntryMark,
     ) -> Result<Renamed> {
+        self.rename_and_restore(from, (to, to_name), is_exchange, inodes, covered, None)
+    }
+
+    /// Takes a move back that the store has not made: as [`Anchor::rename`], and the object that it had replaced has
+    /// its entry at `from` again, in the same commit. So no crash leaves that object unrecorded. (If the answer is not
+    /// [`Renamed::Intended`], that is left to [`Anchor::link`].)
+    ///
+    /// # Errors
+    /// [`AnchorError::Unknown`]; those of the table: then nothing has changed.
+    pub fn rename_back(
+        &self,
+        from: EntryPlace,
+        to: (EntryPlace, &[u8]),
+        inodes: Inodes,
+        covered: EntryMark,
+        replaced: ObjectId,
+    ) -> Result<Renamed> {
+        self.rename_and_restore(from, to, false, inodes, covered, Some(replaced))
+    }
+
+    fn rename_and_restore(
+        &self,
+        from: EntryPlace,
+        (to, to_name): (EntryPlace, &[u8]),
+        is_exchange: bool,
+        inodes: Inodes,
+        covered: EntryMark,
+        restored: Option<ObjectId>,
+    ) -> Result<Renamed> {
         let _in_order = self.committing.lock();
-        let looked = self.look_at_ends(&mut self.state.lock(), from, to, is_exchange, covered)?;
+        let look = |state: &mut State| self.look_at_ends(state, (from, to), is_exchange, covered, restored);
+        let looked = look(&mut self.state.lock())?;
         // What the move is based on becomes durable first, so that the move is a commit of its own.
         match looked {
             Looked::Done(renamed) => return Ok(renamed),
@@ -192,7 +213,7 @@ impl Anchor {
         }
         let (flying, moving) = {
             let state = &mut *self.state.lock();
-            let ends = match self.look_at_ends(state, from, to, is_exchange, covered)? {
+            let ends = match look(state)? {
                 Looked::Done(renamed) => return Ok(renamed),
                 Looked::Ends(ends) => ends,
             };
@@ -203,8 +224,11 @@ impl Anchor {
                 let done = self.table.commit(&flying.changes());
                 state.landed(&*self.table, flying, done).map_err(|failed| state.put_back(failed))?;
             }
-            let (layer, moving) =
+            let (mut layer, mut moving) =
                 self.move_layer(state, (from, ends.source), (to, ends.target, to_name), is_exchange, inodes)?;
+            if let Some(object) = restored {
+                self.restore(state, &mut layer, &mut moving, (from, object))?;
+            }
             (state.fly(layer), moving)
         };
         let done = self.table.commit(&flying.changes());
@@ -243,10 +267,10 @@ impl Anchor {
     fn look_at_ends(
         &self,
         state: &mut State,
-        from: EntryPlace,
-        to: EntryPlace,
+        (from, to): (EntryPlace, EntryPlace),
         is_exchange: bool,
         covered: EntryMark,
+        restored: Option<ObjectId>,
     ) -> Result<Looked> {
         let (source, target) = (self.entry_in(state, &from)?, self.entry_in(state, &to)?);
         let Some(source) = source.filter(|_| target.is_some() || !is_exchange) else {
@@ -263,7 +287,7 @@ impl Anchor {
             state.queued.await_entry(to, source);
             return Ok(Looked::Done(Renamed::Now));
         }
-        let objects = [Some(source.object), Some(from.dir), Some(to.dir), target.map(|target| target.object)];
+        let objects = [Some(source.object), Some(from.dir), Some(to.dir), target.map(|target| target.object), restored];
         let objects: HashSet<_> = objects.into_iter().flatten().collect();
         // Nothing durable has the place of a replaced directory. So recovery could not find there what an earlier step
         // has taken out of it, or out of a directory that was in it, if the store had lost that step.
@@ -284,7 +308,7 @@ impl Anchor {
         inodes: Inodes,
     ) -> Result<(Layer, Moving)> {
         let number = state.next_intent();
-        let mut moving = Moving { number, before: Vec::new(), ends: ((from, source), (to, target)) };
+        let mut moving = Moving { number, before: Vec::new(), restored: None, ends: ((from, source), (to, target)) };
         let mut layer = Layer::default();
         let over = match target {
             None => Over::Nothing,
@@ -323,6 +347,30 @@ impl Anchor {
             }
         }
         Ok((layer, moving))
+    }
+
+    /// An object has an entry again, with this layer. Until that is durable, changes of it are queued as of any object
+    /// that is recorded.
+    fn restore(
+        &self,
+        state: &mut State,
+        layer: &mut Layer,
+        moving: &mut Moving,
+        (place, object): (EntryPlace, ObjectId),
+    ) -> Result<()> {
+        let before = self.known(state, object)?;
+        let row = Row { links: before.links + 1, ..before.clone() };
+        layer.move_entry(place, EntryRow { kind: row.kind(), object });
+        layer.objects.insert(object, Some(row));
+        match state.nameless.remove(&object) {
+            Some(nameless) => {
+                let held = nameless.held.iter().map(|(record, digests)| ((object, *record), Some(digests.clone())));
+                layer.held.extend(held);
+                moving.restored = Some((object, nameless));
+            }
+            None => moving.before.push((object, before)),
+        }
+        Ok(())
     }
 
     /// The row of a directory at its new place.
@@ -407,6 +455,8 @@ struct Moving {
     number: u64,
     /// Objects whose rows change, with the rows before.
     before: Vec<(ObjectId, Row)>,
+    /// The object that gets an entry again, as it was without one.
+    restored: Option<(ObjectId, Nameless)>,
     /// The source and the target, with the entries before.
     ends: ((EntryPlace, EntryRow), (EntryPlace, Option<EntryRow>)),
 }
@@ -431,13 +481,20 @@ pub(super) fn held_of(table: &dyn Table, state: &State, object: ObjectId) -> Res
 impl State {
     /// A move is durable: the object that it replaced has no entry any more, and is no longer recorded.
     fn has_moved(&mut self) {
-        let Some(Replaced { object, without }) = self.replacing.take() else { return };
+        if let Some(Replaced { object, without }) = self.replacing.take() {
+            self.is_nameless(object, without);
+        }
+    }
+
+    /// An object has no entry, and was as it is `without` one before it was changed: changes of it that are queued are
+    /// of that. `None`: it is no longer in use.
+    fn is_nameless(&mut self, object: ObjectId, without: Option<Nameless>) {
         let row = self.queued.objects.remove(&object).flatten();
         let all = (object, RecordNo(0))..=(object, RecordNo(u64::MAX));
         let held =
             self.queued.held.extract_if(all, |_, _| true).map(|((_, record), digests)| (record, digests)).collect();
         let Some(mut nameless) = without else { return };
-        nameless.row = row.unwrap_or(nameless.row);
+        nameless.row = Row { links: 0, ..row.unwrap_or(nameless.row) };
         change_held(&mut nameless.held, held);
         self.nameless.insert(object, nameless);
     }
@@ -446,13 +503,16 @@ impl State {
     fn has_not_moved(&mut self, layer: &Layer, moving: Moving) {
         self.replacing = None;
         self.queued.vault = Some(self.vault.clone());
+        if let Some((object, without)) = moving.restored {
+            self.is_nameless(object, Some(without));
+        }
         for (object, before) in moving.before {
             let moved_links = layer.objects.get(&object).and_then(Option::as_ref).map_or(0, |row| row.links);
             let nameless = self.name_again(object);
             let Some(mut row) = nameless.or_else(|| self.queued.objects.get(&object).cloned().flatten()) else {
                 continue;
             };
-            row.links += before.links - moved_links;
+            row.links = row.links + before.links - moved_links;
             if let (Content::Dir { parent, name, .. }, Content::Dir { parent: old_parent, name: old_name, .. }) =
                 (&mut row.content, &before.content)
             {
@@ -479,7 +539,13 @@ impl State {
             }
         }
         let before = moving.before.clone();
+        let restored = moving.restored.as_ref().map(|(object, _)| *object);
         self.has_not_moved(&flying, moving);
+        if let Some(object) = restored {
+            self.queued.objects.insert(object, None);
+            let held: Vec<_> = flying.held_of(object).map(|(record, _)| ((object, record), None)).collect();
+            self.queued.held.extend(held);
+        }
         for (object, row) in before {
             self.queued.objects.entry(object).or_insert(Some(row));
         }

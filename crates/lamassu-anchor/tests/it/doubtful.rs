@@ -160,7 +160,15 @@ fn a_move_in_doubt_is_taken_back() {
                 if !is_dir {
                     let window = Window { session: 1, tag: SessionTag::NONE, covered: 0 };
                     let held = vec![(RecordNo(7), vec![Digest([9; 32]); 16].into())];
-                    let opening = Opening { object: target, file: FileId([7; 16]), window, held, cut: None };
+                    let opening = Opening {
+                        object: target,
+                        file: FileId([7; 16]),
+                        window,
+                        held,
+                        cut: None,
+                        drops_cut: false,
+                        drops_window: None,
+                    };
                     anchor.open_files(&[opening]).unwrap();
                 }
             }
@@ -179,6 +187,57 @@ fn a_move_in_doubt_is_taken_back() {
             // And it can be made.
             let renamed = anchor.rename(from, (to, b"to"), is_exchange, Inodes::default(), anchor.mark()).unwrap();
             assert!(matches!(renamed, Renamed::Intended(_)), "{what}");
+        }
+    }
+}
+
+/// A move that replaced a file is taken back, and the file has its entry again in the same commit: also if that is in
+/// doubt at first.
+#[test]
+fn a_replaced_file_comes_back_with_the_move_that_is_taken_back() {
+    for doubt in [None, Some(false), Some(true)] {
+        for has_other_name in [false, true] {
+            let table = Arc::new(Doubtful::default());
+            let vault = VaultRow::new(VaultId([1; 16]), TokenKey::new([2; 32]));
+            let anchor = Anchor::create(table.clone(), vault, dir(place(ObjectId::ROOT, 0))).unwrap();
+            let [from, to, other] = [1, 2, 3].map(|name| place(ObjectId::ROOT, name));
+            let [source, target] = [from, to].map(|at| made(&anchor, at, row(Content::File(FileRow::default()))));
+            if has_other_name {
+                assert_eq!(anchor.link(other, target).unwrap(), Made::Queued(target));
+            }
+            anchor.commit(anchor.mark()).unwrap();
+            let window = Window { session: 1, tag: SessionTag::NONE, covered: 0 };
+            let held = vec![(RecordNo(7), vec![Digest([9; 32]); 16].into())];
+            let opening = Opening {
+                object: target,
+                file: FileId([7; 16]),
+                window,
+                held,
+                cut: None,
+                drops_cut: false,
+                drops_window: None,
+            };
+            anchor.open_files(&[opening]).unwrap();
+            let held = anchor.held(target).unwrap();
+            let renamed = anchor.rename(from, (to, b"to"), false, Inodes::default(), anchor.mark()).unwrap();
+            assert!(matches!(renamed, Renamed::Intended(_)));
+            let replaced = all(&table.durable);
+            let back = || anchor.rename_back(to, (from, b"from"), Inodes::default(), anchor.mark(), target);
+            if let Some(is_made) = doubt {
+                table.doubt(is_made);
+                back().unwrap_err();
+                anchor.commit(anchor.mark()).unwrap();
+                assert_eq!(all(&table.durable), replaced, "{doubt:?}, {has_other_name}");
+            }
+            let links = 1 + u64::from(has_other_name);
+            assert_eq!(anchor.row(target).unwrap().links, links - 1);
+            assert!(matches!(back().unwrap(), Renamed::Intended(_)));
+            assert_eq!(anchor.row(target).unwrap().links, links);
+            let durable = Anchor::open(Arc::new(table.durable.clone()), &VaultId([1; 16])).unwrap();
+            let entry = |at| durable.entry(at).unwrap().map(|entry| entry.object);
+            assert_eq!([&from, &to].map(entry), [Some(source), Some(target)], "{doubt:?}, {has_other_name}");
+            assert_eq!(durable.row(target).unwrap().links, links);
+            assert_eq!((durable.held(target).unwrap(), anchor.held(target).unwrap()), (held.clone(), held));
         }
     }
 }

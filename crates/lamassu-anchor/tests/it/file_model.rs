@@ -1,8 +1,8 @@
 //! The rules for files (`docs/freshness.md`, section 3), played in small against a hostile store.
 //!
 //! Two files of two pages, one block a page. A writer goes through every order of writes, shrinks, marks, barriers,
-//! commits and settling up to a depth, and may end at any step. At every step two questions are asked, with the rows
-//! and the judge that the program uses:
+//! commits and settling up to a depth, and may end at any step. A write of page 0 in a shrink may fail, done or not. At
+//! every step two questions are asked, with the rows and the judge that the program uses:
 //!
 //! * F3: whatever an honest crash keeps is accepted, and reads as the acknowledged content or one written since;
 //! * F1: whatever the store puts together from everything it ever saw, of both files, reads as one of these or is an
@@ -42,6 +42,16 @@ fn without_held_records_a_changed_pages_neighbours_are_called_stale() {
 #[test]
 fn without_a_noted_shrink_the_pages_that_went_are_called_stale() {
     finds(Left::Cut, |lie| matches!(lie, Lie::FalseAlarm { .. }));
+}
+
+#[test]
+fn a_shrink_that_failed_and_stays_noted_takes_pages_that_were_never_removed() {
+    finds(Left::Unmade, |lie| matches!(lie, Lie::FalseAlarm { .. }));
+}
+
+#[test]
+fn a_shrink_that_was_dropped_and_is_not_noted_again_calls_its_pages_stale() {
+    finds(Left::Again, |lie| matches!(lie, Lie::FalseAlarm { .. }));
 }
 
 #[test]

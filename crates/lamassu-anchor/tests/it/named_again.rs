@@ -30,7 +30,15 @@ fn digests(fill: u8) -> Digests {
 
 fn open(anchor: &Anchor, object: ObjectId, record: u64, fill: u8) {
     let held = vec![(RecordNo(record), digests(fill))];
-    let opening = Opening { object, file: FileId([7; 16]), window: window(0), held, cut: None };
+    let opening = Opening {
+        object,
+        file: FileId([7; 16]),
+        window: window(0),
+        held,
+        cut: None,
+        drops_cut: false,
+        drops_window: None,
+    };
     anchor.open_files(&[opening]).unwrap();
 }
 
@@ -47,6 +55,7 @@ fn commit(anchor: &Anchor, object: ObjectId, is_clean: bool) {
             window: Some(window(1)),
             held: if is_clean { Vec::new() } else { held },
             is_clean,
+            drops_cut: false,
         })
         .unwrap();
 }

@@ -3,7 +3,7 @@ use lamassu_anchor::row::{Content, FileRow, Sealed};
 use lamassu_anchor::table::MemoryTable;
 use lamassu_anchor::*;
 use lamassu_format::header::VaultId;
-use lamassu_format::{FileId, Profile, SessionTag};
+use lamassu_format::{FileId, PageNo, Profile, SessionTag};
 use std::sync::Arc;
 
 fn row(content: Content) -> Row {
@@ -25,6 +25,7 @@ fn commit(anchor: &Anchor, object: ObjectId, root: u8, covered: u32, is_clean: b
         window: Some(window(covered)),
         held: Vec::new(),
         is_clean,
+        drops_cut: false,
     };
     anchor.commit_file(commit).unwrap();
 }
@@ -43,8 +44,15 @@ fn an_opening_under_another_id_is_durable_before_a_page_carries_it() {
         };
         anchor.commit(anchor.mark()).unwrap();
         let open = |id, covered| {
-            let opening =
-                Opening { object, file: FileId([id; 16]), window: window(covered), held: Vec::new(), cut: None };
+            let opening = Opening {
+                object,
+                file: FileId([id; 16]),
+                window: window(covered),
+                held: Vec::new(),
+                cut: None,
+                drops_cut: false,
+                drops_window: None,
+            };
             anchor.open_files(&[opening]).unwrap();
         };
         let durable = || {
@@ -62,4 +70,59 @@ fn an_opening_under_another_id_is_durable_before_a_page_carries_it() {
         // Under the same id nothing has to be waited for: what was durable allows the page.
         assert_eq!(durable(), (id, root));
     }
+}
+
+/// A shrink whose page 0 was not written is given up, or another one takes its place, durably before the opening
+/// returns; also if a commit fails meanwhile.
+#[test]
+fn a_shrink_that_was_not_made_is_dropped_durably() {
+    let table = Arc::new(MemoryTable::default());
+    let content = Content::Dir { record: Sealed::Is(Digest([1; 32])), parent: ObjectId::ROOT, name: Token([0; 16]) };
+    let vault = VaultRow::new(VaultId([1; 16]), TokenKey::random().unwrap());
+    let anchor = Anchor::create(table.clone(), vault, row(content)).unwrap();
+    let place = EntryPlace { dir: ObjectId::ROOT, name: Token([1; 16]) };
+    let Made::Queued(object) = anchor.make(place, row(Content::File(FileRow::default()))).unwrap() else { panic!() };
+    anchor.commit(anchor.mark()).unwrap();
+    let open = |covered, cut: Option<u64>, drops_cut| {
+        let (file, cut) = (FileId([7; 16]), cut.map(PageNo));
+        anchor.open_files(&[Opening {
+            object,
+            file,
+            window: window(covered),
+            held: Vec::new(),
+            cut,
+            drops_cut,
+            drops_window: None,
+        }])
+    };
+    let durable = || {
+        let anchor = Anchor::open(table.clone(), &VaultId([1; 16])).unwrap();
+        let cut = anchor.row(object).unwrap().file().unwrap().open.as_ref().unwrap().cut;
+        cut.map(|cut| (cut.from.0, cut.after.covered))
+    };
+    open(3, Some(5), false).unwrap();
+    assert_eq!(durable(), Some((5, 3)));
+    // It was made: a shrink to more pages is covered by it, one to fewer is refused.
+    open(4, Some(6), false).unwrap();
+    open(4, Some(4), false).unwrap_err();
+    assert_eq!(durable(), Some((5, 3)));
+    // It was not made.
+    for (covered, from) in [(6, 7), (8, 2)] {
+        table.refuse(Some(libc::EIO));
+        open(covered, Some(from), true).unwrap_err();
+        table.refuse(None);
+        open(covered + 1, Some(from), true).unwrap();
+        assert_eq!(durable(), Some((from, covered + 1)));
+    }
+    table.refuse(Some(libc::EIO));
+    open(10, None, true).unwrap_err();
+    assert_eq!(durable(), Some((2, 9)));
+    table.refuse(None);
+    open(10, None, true).unwrap();
+    assert_eq!(durable(), None);
+    // A commit that the queue has says nothing of what is durable.
+    open(11, Some(3), false).unwrap();
+    commit(&anchor, object, 1, 12, false);
+    open(12, None, true).unwrap();
+    assert_eq!(durable(), None);
 }

@@ -66,7 +66,7 @@ impl<F: FileSystem> Shared<F> {
                     LAMASSU_IOC_FREEZE_WHILE_OPEN => shared.freeze(Some(handle)),
                     LAMASSU_IOC_FREEZE_LASTS => shared.own(handle).map(|_admin| *shared.freezer.lock() = None),
                     LAMASSU_IOC_THAW_OWN => shared.own(handle).and_then(|admin| shared.thaw_locked(&admin)),
-                    LAMASSU_IOC_THAW_TO_UNMOUNT if shared.freezer.lock().is_some() => Err(libc::EBUSY),
+                    LAMASSU_IOC_THAW_TO_UNMOUNT => shared.thaw_unless_owned(),
                     _ => shared.thaw(),
                 };
                 match result {
@@ -106,17 +106,31 @@ impl<F: FileSystem> Shared<F> {
         }
     }
 
-    /// Waits for changes under way, then freezes below. EBUSY as FIFREEZE answers, EAGAIN
-    /// if it cannot be frozen at this moment. The end of the open directory
-    /// `freezer` is that of the freeze. The kernel releases it after this request is answered.
+    /// Waits for changes under way, then freezes below. EBUSY as FIFREEZE answers, EAGAIN if it cannot be frozen now.
+    /// The end of the open directory `freezer` is that of the freeze. The kernel releases it after this request is
+    /// answered.
     fn freeze(&self, freezer: Option<HandleId>) -> Result<(), i32> {
         let admin = self.admin.lock();
         if admin.is_over {
             return Err(libc::ENODEV);
         }
+        if self.status().frozen {
+            return Err(libc::EBUSY);
+        }
+        // Now: whose freeze it is counts from its beginning.
+        *self.freezer.lock() = freezer;
+        let frozen = self.freeze_locked(&admin);
+        match frozen {
+            Ok(()) => tracing::info!("frozen"),
+            Err(_) => *self.freezer.lock() = None,
+        }
+        frozen
+    }
+
+    fn freeze_locked(&self, _admin: &MutexGuard<'_, Admin>) -> Result<(), i32> {
         // Changes that the gate holds back are carried out when it opens: not in a turn. So with turns they wait there.
         let by_turns = self.fs.hosts_take_turns();
-        if self.status().frozen || (!by_turns && !self.gate.close()) {
+        if !by_turns && !self.gate.close() {
             return Err(libc::EBUSY);
         }
         self.fs.freeze().map_err(|error| {
@@ -125,8 +139,6 @@ impl<F: FileSystem> Shared<F> {
             errno_of(&error)
         })?;
         self.has_frozen_turns.store(by_turns, Ordering::SeqCst);
-        *self.freezer.lock() = freezer;
-        tracing::info!("frozen");
         Ok(())
     }
 
@@ -147,17 +159,26 @@ impl<F: FileSystem> Shared<F> {
     /// EINVAL as FITHAW answers. The gate opens even if the file system below reports an error: waiting callers must go
     /// on. A freeze that is under way may wait for another host's thaw: it is told to fail.
     fn thaw(&self) -> Result<(), i32> {
-        self.thaw_and(|_| {})
+        self.thaw_and(|| false, |_| {})
     }
 
-    /// `then` is called before another freeze can begin.
-    fn thaw_and(&self, then: impl FnOnce(&mut Admin)) -> Result<(), i32> {
+    /// The same, but EBUSY if the freeze lasts as long as a directory is open, also while it is only beginning: a
+    /// command takes a snapshot.
+    fn thaw_unless_owned(&self) -> Result<(), i32> {
+        self.thaw_and(|| self.freezer.lock().is_some(), |_| {})
+    }
+
+    /// `is_spared`: whether the freeze that there is, or that is under way, is left alone. `then` is called before
+    /// another freeze can begin.
+    fn thaw_and(&self, is_spared: impl Fn() -> bool, then: impl FnOnce(&mut Admin)) -> Result<(), i32> {
         let mut has_stopped = false;
         let mut admin = loop {
-            if let Some(admin) = self.admin.try_lock_for(STOP_AGAIN) {
-                break admin;
+            let admin = self.admin.try_lock_for(STOP_AGAIN);
+            match admin {
+                _ if is_spared() => return Err(libc::EBUSY),
+                Some(admin) => break admin,
+                None => has_stopped |= self.fs.stop_freezing(),
             }
-            has_stopped |= self.fs.stop_freezing();
         };
         then(&mut admin);
         match self.thaw_locked(&admin) {
@@ -179,11 +200,12 @@ impl<F: FileSystem> Shared<F> {
     }
 
     fn thaw_locked(&self, _admin: &MutexGuard<'_, Admin>) -> Result<(), i32> {
+        // First: a freeze that panicked has left its owner.
+        *self.freezer.lock() = None;
         if !self.status().frozen {
             return Err(libc::EINVAL);
         }
         self.has_frozen_turns.store(false, Ordering::SeqCst);
-        *self.freezer.lock() = None;
         let result = self.fs.thaw();
         self.gate.open();
         tracing::info!("thawed");
@@ -202,7 +224,7 @@ impl<F: FileSystem> Shared<F> {
     /// The same at the end of the mount: a request to freeze may still wait for its thread.
     pub(super) fn thaw_for_ever(&self) {
         guarded("thaw", || {
-            if self.thaw_and(|admin| admin.is_over = true).is_ok() {
+            if self.thaw_and(|| false, |admin| admin.is_over = true).is_ok() {
                 tracing::warn!("thawed: the mount has ended");
             }
         });
@@ -275,5 +297,73 @@ impl<F: FileSystem> Shared<F> {
         if let Err(error) = std::thread::Builder::new().name(format!("lamassu-{op}")).spawn(body) {
             tracing::error!(%error, op, "no thread");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::options::MountOptions;
+    use lamassu_plain::PlainFs;
+    use lamassu_vault::Overheard;
+    use parking_lot::Mutex;
+    use std::sync::mpsc::{Receiver, Sender, channel};
+    use std::time::Instant;
+
+    /// What is shared, the beginning of a freeze, the word that it may go on, and the directory.
+    type SlowToFreeze = (Arc<Shared<Overheard<PlainFs>>>, Receiver<()>, Sender<()>, tempfile::TempDir);
+
+    /// A file system that tells when a freeze begins, and lets it go on when it is told to.
+    fn slow_to_freeze() -> SlowToFreeze {
+        let dir = tempfile::tempdir().unwrap();
+        let ((begins, begun), (go_on, goes_on)) = (channel(), channel());
+        let goes_on = Mutex::new(goes_on);
+        let told = move |method| {
+            if method == "freeze" {
+                begins.send(()).unwrap();
+                goes_on.lock().recv().unwrap();
+            }
+        };
+        let fs = Overheard { inner: PlainFs::open(dir.path()).unwrap(), told: Box::new(told) };
+        (Shared::new(Arc::new(fs), &MountOptions::default(), 0, None).unwrap(), begun, go_on, dir)
+    }
+
+    /// An unmount meets a snapshot that has just asked for its freeze.
+    #[test]
+    fn a_freeze_that_is_beginning_is_its_owners() {
+        let (shared, begun, go_on, _dir) = slow_to_freeze();
+        let snapshot = HandleId(7);
+        std::thread::scope(|scope| {
+            let freezing = scope.spawn(|| shared.freeze(Some(snapshot)));
+            begun.recv().unwrap();
+            let unmounting = scope.spawn(|| shared.thaw_unless_owned());
+            // It does not wait for the freeze, which would make one that waits for other hosts fail.
+            let until = Instant::now() + Duration::from_secs(60);
+            while !unmounting.is_finished() && Instant::now() < until {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            let is_answered = unmounting.is_finished();
+            go_on.send(()).unwrap();
+            assert_eq!(unmounting.join().unwrap(), Err(libc::EBUSY));
+            assert_eq!(freezing.join().unwrap(), Ok(()));
+            assert!(is_answered);
+        });
+        assert_eq!(shared.thaw_unless_owned(), Err(libc::EBUSY));
+        assert!(shared.status().frozen);
+        let owned = shared.own(snapshot).unwrap();
+        assert_eq!(shared.thaw_locked(&owned), Ok(()));
+    }
+
+    /// One that lasts until a thaw is nobody's, also when somebody else would have one.
+    #[test]
+    fn what_nobody_owns_is_ended_to_unmount() {
+        let (shared, begun, go_on, dir) = slow_to_freeze();
+        go_on.send(()).unwrap();
+        assert_eq!(shared.freeze(None), Ok(()));
+        begun.recv().unwrap();
+        assert_eq!(shared.freeze(Some(HandleId(7))), Err(libc::EBUSY));
+        assert_eq!(shared.thaw_unless_owned(), Ok(()));
+        assert_eq!(shared.thaw_unless_owned(), Err(libc::EINVAL), "it is not frozen");
+        drop(dir);
     }
 }

@@ -111,10 +111,10 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
     // --- tree
 
     fn mknod(&self, req: &Request, parent: INodeNo, name: &OsStr, mode: u32, umask: u32, rdev: u32, reply: ReplyEntry) {
-        let (name, owner) = (name.to_owned(), self.0.owner(req, umask));
+        let (name, owner, by) = (name.to_owned(), self.0.owner(req, umask), Caller::of(req));
         let Some(kind) = node_kind(mode) else { return reply.error(Errno::EPERM) };
         self.0.change_names(parent.0, "mknod", move |s| {
-            let made = s.fs.mknod(parent.0, &name, kind, mode & 0o7777, rdev.into(), owner);
+            let made = s.mknod((parent.0, &name), kind, mode & 0o7777, rdev.into(), (owner, by));
             s.send_entry("mknod", (parent.0, &name), s.synced_entry(parent.0, made), reply);
         });
     }
@@ -341,7 +341,7 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
         self.0.in_order(ino.0, "release", move |s| {
             shared.drop_use(ino.0, s.access(flags).write);
             s.without_capability.lock().remove(&ino.0);
-            s.forget_directness(HandleId(fh.0));
+            s.forget_flags(HandleId(fh.0));
             s.release_locks(HandleId(fh.0));
             send_empty("release", s.release(HandleId(fh.0)), reply);
         });
@@ -363,7 +363,7 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
     ) {
         let Some(mode) = convert::fallocate(mode) else { return reply.error(Errno::EOPNOTSUPP) };
         let (handle, caller) = (HandleId(fh.0), Caller::of(req));
-        self.0.change(ino.0, "fallocate", move |s| {
+        self.0.change_content((ino.0, handle), "fallocate", move |s| {
             let privileges = if caller.is_root() { Ok(()) } else { s.drop_privileges(ino.0, Some(handle), caller) };
             send_empty("fallocate", privileges.and_then(|()| s.fallocate(handle, mode, offset, length)), reply);
         });
@@ -397,7 +397,7 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
         let (from, to) = ((HandleId(fh_in.0), offset_in), (HandleId(fh_out.0), offset_out));
         let most = COPY_LEN_MAX[usize::from(self.0.fs.hosts_take_turns())];
         let (caller, len) = (Caller::of(req), len.min(most));
-        self.0.change(ino_out.0, "copy_file_range", move |s| {
+        self.0.change_content((ino_out.0, to.0), "copy_file_range", move |s| {
             let privileges = if caller.is_root() { Ok(()) } else { s.drop_privileges(ino_out.0, Some(to.0), caller) };
             match privileges.and_then(|()| s.copy_range(from, to, len)) {
                 Ok(Some(n)) => reply.written(u32::try_from(n).unwrap_or(u32::MAX)),

@@ -95,6 +95,8 @@ pub(crate) struct Shared<F> {
     absent: Mutex<HashSet<OsString>>,
     /// Changes of names are durable before they are answered.
     syncs_names: bool,
+    /// So are changes of contents.
+    syncs_content: bool,
     /// The attributes of the root are asked for at each use, so that no caller passes unseen: see `allow_root`.
     is_root_asked: bool,
     /// Whether the kernel enforces access control lists.
@@ -117,6 +119,8 @@ pub(crate) struct Shared<F> {
     /// Handles of files that were opened without the page cache because their vault asked for that. The vault's setting
     /// may change while they are open; the handle stays direct.
     uncached: RwLock<HashSet<u64>>,
+    /// Handles whose changes of contents are durable before they are answered, as `O_SYNC` and `O_DSYNC` ask for.
+    synchronous: RwLock<HashSet<u64>>,
     notifier: OnceLock<Notifier>,
     cache_writes: AtomicU64,
     cache_writes_in_flight: AtomicU64,
@@ -167,6 +171,7 @@ impl<F: FileSystem> Shared<F> {
             delegates: options.delegates.clone(),
             absent: Mutex::default(),
             syncs_names: options.sync || options.dirsync,
+            syncs_content: options.sync,
             is_root_asked: options.allow_root && !options.allow_other,
             acls: AtomicBool::new(false),
             gate: Gate::default(),
@@ -178,6 +183,7 @@ impl<F: FileSystem> Shared<F> {
             without_capability: Mutex::default(),
             capabilities_set: AtomicU64::new(0),
             uncached: RwLock::default(),
+            synchronous: RwLock::default(),
             notifier: OnceLock::new(),
             cache_writes: AtomicU64::new(0),
             cache_writes_in_flight: AtomicU64::new(0),
@@ -343,7 +349,29 @@ impl<F: FileSystem> Shared<F> {
     /// The same for a change of names, which is durable before it is answered if that is asked for
     /// ([`Shared::synced`]).
     fn change_names(self: &Arc<Self>, ino: Ino, op: &'static str, job: impl FnOnce(&Arc<Self>) + Send + 'static) {
-        match self.syncs_names {
+        self.change_durably(self.syncs_names, ino, op, job);
+    }
+
+    /// The same for a change of a file's content through an open handle, of requests that carry no flags of it
+    /// ([`Shared::sync_content`]).
+    fn change_content(
+        self: &Arc<Self>,
+        (ino, handle): (Ino, HandleId),
+        op: &'static str,
+        job: impl FnOnce(&Arc<Self>) + Send + 'static,
+    ) {
+        self.change_durably(self.is_synchronous(handle), ino, op, job);
+    }
+
+    /// A change on a thread of its own, if it waits for disks.
+    fn change_durably(
+        self: &Arc<Self>,
+        is_durable: bool,
+        ino: Ino,
+        op: &'static str,
+        job: impl FnOnce(&Arc<Self>) + Send + 'static,
+    ) {
+        match is_durable {
             true => {
                 let job = move |shared: &Arc<Self>| shared.change_in_turn(ino, op, job);
                 self.in_turn_aside(About::Content(ino), Need::CHANGE, job);

@@ -14,7 +14,7 @@
 use super::Shared;
 use super::acl::Caller;
 use super::reply::is_not_found;
-use lamassu_vault::{EntryRef, FileSystem, HandleId, Ino, Result, SetAttr, SetTime, VaultError};
+use lamassu_vault::{EntryRef, FileSystem, HandleId, Ino, Permissions, Result, SetAttr, SetTime, VaultError};
 use std::ffi::OsStr;
 
 fn not_permitted(op: &'static str) -> VaultError {
@@ -33,7 +33,7 @@ impl<F: FileSystem> Shared<F> {
         if !self.is_checked(caller) {
             return Ok(());
         }
-        let (mode, owner) = self.fs.permissions(dir)?;
+        let Permissions { mode, uid: owner, .. } = self.fs.permissions(dir)?;
         if mode & libc::S_ISVTX == 0 || owner == caller.uid() {
             return Ok(());
         }

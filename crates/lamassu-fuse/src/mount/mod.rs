@@ -4,12 +4,14 @@
 //! any other uid. That includes the kernel's own (uid 0), which write times back later, so the times would be lost. The
 //! kernel checks the user itself.
 
+mod point;
 #[cfg(feature = "testing")]
 mod served;
 mod sys;
 #[cfg(test)]
 mod tests;
 
+pub use point::Mountpoint;
 #[cfg(feature = "testing")]
 pub use served::{Served, serve};
 
@@ -91,22 +93,27 @@ pub struct Unmounter {
 /// Mounts a file system on an existing directory. Returns when the mount is usable. The file system is closed at the
 /// end of the mount, but not if this function fails.
 pub fn mount<F: FileSystem>(fs: Arc<F>, mountpoint: &Path, options: &MountOptions) -> Result<Mounted, MountError> {
-    mount_answering(fs, mountpoint, options, None)
+    let wrong = |source| MountError::Mountpoint { path: mountpoint.into(), source };
+    mount_answering(fs, &Mountpoint::open(mountpoint).map_err(wrong)?, options, None)
 }
 
-/// The same, with a function that answers [`crate::control::call`]. With `None`, calls fail as on a mount of another
-/// kind.
+/// The same on a directory that was opened before, with a function that answers [`crate::control::call`]. With `None`,
+/// calls fail as on a mount of another kind.
+///
+/// # Errors
+/// [`MountError::Mountpoint`], also if the directory has been moved since it was opened.
 pub fn mount_answering<F: FileSystem>(
     fs: Arc<F>,
-    mountpoint: &Path,
+    mountpoint: &Mountpoint,
     options: &MountOptions,
     calls: Option<Calls>,
 ) -> Result<Mounted, MountError> {
-    let path = check_mountpoint(mountpoint, options)?;
+    mountpoint.check(options.nonempty)?;
+    sys::refuse_what_is_mounted_on(mountpoint)?;
     let owner = rustix::process::geteuid().as_raw();
     let shared = Shared::new(fs, options, owner, calls).map_err(MountError::KeepAwake)?;
-    let device = sys::attach(&path, options)?;
-    let id = MountId::of(path);
+    let device = sys::attach(mountpoint, options)?;
+    let id = MountId::on(mountpoint);
     let started = start(&shared, device, options);
     let session = started.map_err(|source| {
         id.detach_quietly();
@@ -169,16 +176,6 @@ fn start<F: FileSystem>(
     shared.set_notifier(session.notifier());
     shared.start()?;
     session.spawn()
-}
-
-fn check_mountpoint(mountpoint: &Path, options: &MountOptions) -> Result<PathBuf, MountError> {
-    let wrong = |source| MountError::Mountpoint { path: mountpoint.into(), source };
-    let path = mountpoint.canonicalize().map_err(wrong)?;
-    let mut entries = std::fs::read_dir(&path).map_err(wrong)?;
-    if !options.nonempty && entries.next().is_some() {
-        return Err(MountError::NotEmpty(path));
-    }
-    Ok(path)
 }
 
 impl Mounted {

@@ -1,6 +1,6 @@
 //! mount(2), umount(2), their set-uid helper fusermount3, and the entries of a mount in /proc and /sys. No libfuse.
 
-use super::MountError;
+use super::{MountError, Mountpoint};
 use crate::options::MountOptions;
 use crate::tuning::DirtyLimits;
 use lamassu_store::mount_table::{MountLine, mount_id, mounts};
@@ -31,22 +31,22 @@ impl fmt::Display for HelperMessage {
 impl std::error::Error for HelperMessage {}
 
 /// Mounts, and returns the device from which requests are read: by mount(2) if permitted, otherwise by fusermount3.
-pub(super) fn attach(path: &Path, options: &MountOptions) -> Result<OwnedFd, MountError> {
-    match attach_directly(path, options) {
+pub(super) fn attach(mountpoint: &Mountpoint, options: &MountOptions) -> Result<OwnedFd, MountError> {
+    match attach_directly(mountpoint, options) {
         Err(MountError::Mount { source, .. } | MountError::NoFuse(source))
             if matches!(Errno::from_io_error(&source), Some(Errno::PERM | Errno::ACCESS)) =>
         {
-            attach_by_helper(path, options)
+            attach_by_helper(mountpoint.path(), options)
         }
         result => result,
     }
 }
 
-fn attach_directly(path: &Path, options: &MountOptions) -> Result<OwnedFd, MountError> {
-    let failed = |source: io::Error| MountError::Mount { path: path.into(), source };
+fn attach_directly(mountpoint: &Mountpoint, options: &MountOptions) -> Result<OwnedFd, MountError> {
+    let failed = |source: io::Error| MountError::Mount { path: mountpoint.path().into(), source };
     let device = rustix::fs::open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
         .map_err(|e| MountError::NoFuse(e.into()))?;
-    let root = rustix::fs::stat(path).map_err(|e| failed(e.into()))?;
+    let root = mountpoint.stat().map_err(|e| failed(e.into()))?;
     let mut data = format!(
         "fd={},rootmode={:o},user_id={},group_id={},default_permissions,max_read={}",
         device.as_raw_fd(),
@@ -73,7 +73,8 @@ fn attach_directly(path: &Path, options: &MountOptions) -> Result<OwnedFd, Mount
     }
     let data = CString::new(data).map_err(|e| failed(e.into()))?;
     let kind = format!("fuse.{}", options.subtype);
-    rustix::mount::mount(options.fsname.as_str(), path, kind.as_str(), flags, &*data).map_err(|e| failed(e.into()))?;
+    rustix::mount::mount(options.fsname.as_str(), mountpoint.held(), kind.as_str(), flags, &*data)
+        .map_err(|e| failed(e.into()))?;
     Ok(device)
 }
 
@@ -179,38 +180,42 @@ fn detach_by_helper(path: &Path, lazy: bool) -> Result<(), MountError> {
     Err(MountError::HelperRefused(HelperMessage(message)))
 }
 
-/// One mount. Its mount point has another path once a directory above it is renamed; its numbers stay.
+/// One mount. Its mount point has another path once a directory above it is renamed; its identity stays.
 pub(super) struct MountId {
     /// where it was mounted
     path: PathBuf,
     /// `None` if it was gone before it could be asked for
-    numbers: Option<Numbers>,
+    identity: Option<Identity>,
 }
 
-/// The kernel's number of a mount, and that of its file system (`major:minor`). The kernel reuses the first; the second
-/// distinguishes two mounts with the same number.
+/// What distinguishes a mount from later ones of other vaults: the kernel's number of it, that of its file system
+/// (`major:minor`), and its source. The kernel gives both numbers again, often both at once to the next mount.
 #[derive(Clone, PartialEq, Eq)]
-struct Numbers {
+struct Identity {
     mount: u64,
     device: String,
+    source: PathBuf,
 }
 
-impl Numbers {
-    fn of(mount: &MountLine) -> Numbers {
-        Numbers { mount: mount.id, device: mount.device.clone() }
+impl Identity {
+    fn of(mount: &MountLine) -> Identity {
+        Identity { mount: mount.id, device: mount.device.clone(), source: mount.source.clone() }
     }
 }
 
 impl MountId {
-    /// The mount that is topmost at `path` now.
-    pub(super) fn of(path: PathBuf) -> MountId {
-        let numbers = topmost_at(&path);
-        MountId { path, numbers }
+    /// The mount that this process has just made on a directory.
+    pub(super) fn on(point: &Mountpoint) -> MountId {
+        // As a mount point it cannot be renamed any more, and what is above it is not gone through.
+        let path = point.place().unwrap_or_else(|_| point.path().into());
+        let me = rustix::process::geteuid().as_raw();
+        let there = topmost_on(point, &path).ok().flatten().filter(|mount| mount.user() == Some(me));
+        MountId { path, identity: there.as_ref().map(Identity::of) }
     }
 
     /// The mount of a line of the table.
     pub(super) fn of_line(mount: &MountLine) -> MountId {
-        MountId { path: mount.mountpoint.clone(), numbers: Some(Numbers::of(mount)) }
+        MountId { path: mount.mountpoint.clone(), identity: Some(Identity::of(mount)) }
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -219,8 +224,8 @@ impl MountId {
 
     /// Where this mount is now, if it is anywhere.
     fn place(&self) -> Option<PathBuf> {
-        let numbers = self.numbers.as_ref()?;
-        mounts().into_iter().find(|mount| Numbers::of(mount) == *numbers).map(|mount| mount.mountpoint)
+        let identity = self.identity.as_ref()?;
+        mounts().into_iter().find(|mount| Identity::of(mount) == *identity).map(|mount| mount.mountpoint)
     }
 
     /// Whether this mount is anywhere.
@@ -264,14 +269,14 @@ impl MountId {
         let name = place.file_name().unwrap_or_default();
         let root = rustix::fs::openat(&parent, name, flags | OFlags::NOFOLLOW, Mode::empty())?;
         let id = mount_id(&root)?;
-        let is_this = id.is_some() && id == self.numbers.as_ref().map(|numbers| numbers.mount);
+        let is_this = id.is_some() && id == self.identity.as_ref().map(|identity| identity.mount);
         Ok(is_this.then_some((parent, root)))
     }
 
     /// Raises the read-ahead of the mount: the kernel starts FUSE mounts with 128 KiB. Needs root; for other users
     /// reads are a little slower.
     pub(super) fn raise_read_ahead(&self, kib: u32) {
-        let Some(Numbers { device, .. }) = &self.numbers else { return };
+        let Some(Identity { device, .. }) = &self.identity else { return };
         if let Err(error) = std::fs::write(format!("/sys/class/bdi/{device}/read_ahead_kb"), kib.to_string()) {
             tracing::debug!(%error, "read-ahead stays as it is");
         }
@@ -279,14 +284,36 @@ impl MountId {
 
     /// The limits of the mount's dirty pages, if we may change them: that needs root too.
     pub(super) fn dirty_limits(&self) -> Option<DirtyLimits> {
-        let opened = DirtyLimits::of_device(&self.numbers.as_ref()?.device);
+        let opened = DirtyLimits::of_device(&self.identity.as_ref()?.device);
         opened.inspect_err(|error| tracing::debug!(%error, "limits of dirty pages stay as they are")).ok()
     }
 }
 
-/// The topmost mount at `path`.
-fn topmost_at(path: &Path) -> Option<Numbers> {
-    mounts().into_iter().rfind(|mount| mount.mountpoint == path).map(|mount| Numbers::of(&mount))
+/// Refuses a directory on which something has been mounted since it was named: the new mount would hide that.
+///
+/// # Errors
+/// [`MountError::Mountpoint`].
+pub fn refuse_what_is_mounted_on(point: &Mountpoint) -> Result<(), MountError> {
+    let refused = match topmost_on(point, point.path()) {
+        Ok(None) => return Ok(()),
+        Ok(Some(_)) => io::Error::other("something has been mounted on it since the command began"),
+        Err(error) => error,
+    };
+    Err(MountError::Mountpoint { path: point.path().to_owned(), source: refused })
+}
+
+/// The topmost mount on a directory, whose path is this; `None`: nothing is mounted there. What is mounted there is not
+/// asked.
+fn topmost_on(point: &Mountpoint, path: &Path) -> io::Result<Option<MountLine>> {
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    let parent = rustix::fs::openat(point.dir(), "..", flags | OFlags::DIRECTORY, Mode::empty())?;
+    let name = path.file_name().unwrap_or(OsStr::new("."));
+    let root = rustix::fs::openat(&parent, name, flags | OFlags::NOFOLLOW, Mode::empty())?;
+    let id = mount_id(&root)?;
+    if id == mount_id(point.dir())? {
+        return Ok(None);
+    }
+    Ok(mounts().into_iter().find(|mount| Some(mount.id) == id))
 }
 
 #[cfg(test)]
@@ -294,10 +321,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_root_is_mounted_and_a_plain_directory_is_not() {
-        assert!(topmost_at(Path::new("/")).is_some());
+    fn nothing_is_mounted_on_a_plain_directory() {
         let dir = tempfile::tempdir().unwrap();
-        assert!(topmost_at(dir.path()).is_none());
+        let point = Mountpoint::open(dir.path()).unwrap();
+        assert!(topmost_on(&point, point.path()).unwrap().is_none());
+        assert!(MountId::on(&point).identity.is_none());
+    }
+
+    #[test]
+    fn a_later_mount_with_the_same_numbers_is_another_one() {
+        let there = mounts().pop().unwrap();
+        let of = |source: &str| MountId::of_line(&MountLine { source: source.into(), ..there.clone() });
+        assert!(MountId::of_line(&there).is_mounted());
+        assert!(!of("/srv/another-vault").is_mounted());
     }
 
     #[test]

@@ -1,11 +1,15 @@
 //! A file system that panics in every method must still give every caller an answer.
 
-use super::{MountError, Mounted, mount, of_unmounting};
+use super::sys::{MountId, attach};
+use super::{MountError, Mounted, Mountpoint, mount, of_unmounting};
 use crate::control::{self, Root};
 use crate::options::MountOptions;
 use lamassu_vault::{Panics, VaultError};
+use rustix::io::Errno;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 fn errno<T: std::fmt::Debug>(result: std::io::Result<T>) -> Option<i32> {
     result.unwrap_err().raw_os_error()
@@ -94,4 +98,55 @@ fn bad_mount_points_are_refused_before_anything_is_mounted() {
     std::fs::write(point.path().join("file"), b"").unwrap();
     assert!(matches!(try_on(&point.path().join("file")), MountError::Mountpoint { .. }));
     assert!(matches!(try_on(point.path()), MountError::NotEmpty(_)));
+}
+
+/// A daemon that lets the kernel keep the attributes of the root for an hour, and can do nothing else. It ends when it
+/// is told to.
+fn serve_root(device: OwnedFd, is_over: &AtomicBool) {
+    const INIT: [u64; 8] = [7 | 31 << 32, 0, 0, 0, 0, 0, 0, 0];
+    const ATTRIBUTES: [u64; 13] = [3600, 0, 1, 0, 0, 0, 0, 0, 0, 0o40755 << 32, 2, 0, 4096];
+    rustix::fs::fcntl_setfl(&device, rustix::fs::OFlags::NONBLOCK).unwrap();
+    let mut request = vec![0; 1 << 16];
+    while !is_over.load(Ordering::SeqCst) {
+        if rustix::io::read(&device, &mut request[..]).is_err() {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+            continue;
+        }
+        let (errno, body) = match u32::from_le_bytes(request[4..8].try_into().unwrap()) {
+            26 => (0, &INIT[..]),
+            3 => (0, &ATTRIBUTES[..]),
+            _ => (-libc::ENOSYS, &[][..]),
+        };
+        let len = 16 + 8 * body.len() as u32;
+        let body: Vec<u8> = body.iter().flat_map(|number| number.to_le_bytes()).collect();
+        let _ = rustix::io::write(
+            &device,
+            &[&len.to_le_bytes()[..], &errno.to_le_bytes(), &request[8..16], &body].concat(),
+        );
+    }
+}
+
+#[test]
+fn a_mount_whose_daemon_has_ended_is_no_mount_point_although_the_kernel_knows_its_attributes() {
+    if !Path::new("/dev/fuse").exists() {
+        eprintln!("SKIPPED: there is no /dev/fuse on this machine");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let below = Mountpoint::open(dir.path()).unwrap();
+    let device = attach(&below, &MountOptions::default()).unwrap();
+    let (id, is_over) = (MountId::on(&below), AtomicBool::new(false));
+    let [while_served, later] = std::thread::scope(|scope| {
+        let daemon = scope.spawn(|| serve_root(device, &is_over));
+        let while_served = Mountpoint::open(dir.path());
+        let _ = rustix::fs::stat(dir.path());
+        is_over.store(true, Ordering::SeqCst);
+        daemon.join().unwrap();
+        [while_served, Mountpoint::open(dir.path())]
+    });
+    let (known, checked) = (rustix::fs::stat(dir.path()), while_served.unwrap().check(true));
+    id.detach_quietly();
+    known.unwrap();
+    assert_eq!(Errno::from_io_error(&later.unwrap_err()), Some(Errno::NOTCONN));
+    assert!(matches!(checked, Err(MountError::Mountpoint { .. })), "{checked:?}");
 }

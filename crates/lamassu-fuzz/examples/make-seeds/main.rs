@@ -3,6 +3,7 @@
 
 mod provider;
 mod requests;
+mod rows;
 mod sharing;
 
 use data_encoding::HEXLOWER;
@@ -36,6 +37,7 @@ fn main() -> Result<()> {
     tree_records(&mut seeds);
     requests::requests(&mut seeds);
     sharing::sharing(&mut seeds);
+    rows::rows(&mut seeds);
     provider::provider(&mut seeds);
     for (target, inputs) in seeds {
         let dir = out.join(target);

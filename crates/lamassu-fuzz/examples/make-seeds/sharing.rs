@@ -30,7 +30,7 @@ pub fn sharing(seeds: &mut Seeds) {
         (1, acquire(Mode::Exclusive)),
         (0, Call::Release { grant, keeps: Some(Mode::Shared) }),
         (1, Call::Heartbeat { beat: 1 }),
-        (2, Call::Resume { held: vec![grant], kept: Vec::new(), locks: vec![lock] }),
+        (2, Call::Resume { number: 1, held: vec![grant], kept: vec![], taken_over: vec![grant], locks: vec![lock] }),
         (0, Call::Lock { request: RequestNo(2), lock, waits: true }),
         (1, Call::TestLock { request: RequestNo(3), lock }),
         (0, Call::CancelLock { request: RequestNo(2) }),

@@ -49,7 +49,7 @@ impl Objects {
     ///
     /// # Errors
     /// As [`Objects::stage`] and [`super::Staged::place`]; [`lamassu_vault::VaultError::Stale`]: a copy onto its own
-    /// source, which was replaced meanwhile.
+    /// source, which was replaced meanwhile. Only a copy that makes a directory ends with its client.
     pub fn copy(
         self: &Arc<Self>,
         source: &Source,
@@ -59,18 +59,14 @@ impl Objects {
         attrs: &mut Attrs,
         sum: &mut CopySum<'_>,
     ) -> Result<Attr> {
-        let Some(open) = &source.open else {
-            return match key.is_dir() {
-                true => Ok(*self.make_directory(bucket, key, owner, guard, attrs)?.attr()),
-                false => Err(ObjectError::DirectoryContent),
-            };
+        let open = match &source.open {
+            // The size of a directory is 0, too.
+            _ if key.is_dir() && source.shown.size == 0 => {
+                return Ok(*self.begin_directory(bucket, key, owner)?.place(guard, attrs)?.attr());
+            }
+            Some(open) if !key.is_dir() => open,
+            Some(_) | None => return Err(ObjectError::DirectoryContent),
         };
-        if key.is_dir() {
-            return match source.shown.size {
-                0 => Ok(*self.make_directory(bucket, key, owner, guard, attrs)?.attr()),
-                _ => Err(ObjectError::DirectoryContent),
-            };
-        }
         let staged = self.stage(bucket, key, owner)?;
         let size = source.shown.size;
         Self::append(&staged, open, 0, 0..size)?;

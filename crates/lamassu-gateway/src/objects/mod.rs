@@ -9,6 +9,7 @@
 
 pub mod attrs;
 mod copy;
+mod directory;
 pub mod key;
 pub mod list;
 mod multipart;
@@ -18,13 +19,16 @@ pub mod parts;
 mod put;
 mod refusal;
 mod sweep;
+mod under_way;
 pub mod uploads;
 
+pub use directory::Directory;
 pub use multipart::{Reader, Upload};
 pub use parts::{Completed, PARTS_MAX};
 pub(crate) use put::random_name;
 pub use put::{Guard, Staged};
 pub use refusal::Refusal;
+pub use sweep::Swept;
 
 use crate::locks::{Alone, Locks};
 use crate::work::{self, NoLonger};
@@ -34,10 +38,9 @@ use lamassu_vault::{Ino, Kind, Owner, VaultError};
 use names::Listings;
 pub use node::Tree;
 use node::{Node, Open};
-use parking_lot::Mutex;
-use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
 use std::sync::Arc;
+use under_way::UnderWay;
 use uploads::UploadQuery;
 
 /// Bytes of one read or write.
@@ -116,8 +119,8 @@ pub struct Objects {
     keys: Locks<(Ino, OsString)>,
     /// Held during a change of an upload.
     uploads: Locks<String>,
-    /// Names of files that are being written by this process.
-    staged: Mutex<HashSet<OsString>>,
+    /// Files that are being written by this process.
+    under_way: UnderWay,
 }
 
 /// An object that was found.
@@ -142,9 +145,9 @@ impl Objects {
     /// # Errors
     /// Those of a missing directory.
     pub fn open(fs: Arc<dyn Tree>, root: &str, modes: Modes, listings_max: usize) -> Result<Objects> {
-        let (listings, staged) = (Listings::new(listings_max), Mutex::default());
+        let (listings, under_way) = (Listings::new(listings_max), UnderWay::default());
         let (keys, uploads) = (Locks::default(), Locks::default());
-        let objects = Objects { fs, root: root.into(), modes, listings, keys, uploads, staged };
+        let objects = Objects { fs, root: root.into(), modes, listings, keys, uploads, under_way };
         match objects.root()?.is_dir() {
             true => Ok(objects),
             false => Err(VaultError::NotDirectory.into()),
@@ -214,8 +217,8 @@ impl Objects {
     /// Removes a bucket without objects. Uploads under way are aborted, as in S3.
     ///
     /// # Errors
-    /// [`Refusal::BucketNotEmpty`], [`Refusal::NoBucket`]; those of the vault, also for the root of a dataset,
-    /// which only the administrator can destroy.
+    /// [`Refusal::BucketNotEmpty`], [`Refusal::NoBucket`]; [`VaultError::Stale`]: the client is gone; those of the
+    /// vault, also for the root of a dataset, which only the administrator can destroy.
     pub fn remove_bucket(&self, name: &str) -> Result<()> {
         let bucket = self.bucket(name)?;
         let query = list::Query { max: 1, ..list::Query::default() };
@@ -243,6 +246,8 @@ impl Objects {
         }
         multipart::remove_index(&bucket)?;
         let root = self.root()?;
+        // A client that is gone may have removed the bucket by another request, and made it again.
+        work::wanted(VaultError::Stale)?;
         match root.remove_dir(OsStr::new(name)) {
             Err(VaultError::NotEmpty) => Err(Refusal::BucketNotEmpty.into()),
             removed => Ok(removed.and_then(|()| root.sync_names())?),
@@ -347,13 +352,13 @@ impl Objects {
     /// were made as objects.
     ///
     /// # Errors
-    /// [`Refusal::NoBucket`], [`Refusal::Precondition`]; those of the vault.
+    /// [`Refusal::NoBucket`], [`Refusal::Precondition`]; [`VaultError::Stale`]: the client is gone; those of the vault.
     pub fn remove(&self, bucket: &str, key: &Key, guard: &Guard) -> Result<()> {
         let bucket = self.bucket(bucket)?;
         let dir = names::unless_closed(self.parent(&bucket, key))?.flatten();
         let Some(dir) = dir else { return Ok(guard.check(None)?) };
         match work::without_place(|| self.remove_in(&dir, &bucket, key, guard))? {
-            true => self.prune(&bucket, key),
+            true => self.prune(&bucket, key, 0),
             false => Ok(()),
         }
     }
@@ -365,6 +370,8 @@ impl Objects {
             let there = Self::node_in(dir, key)?;
             Self::require(guard, there.as_ref())?;
             let Some(node) = there else { return Ok(false) };
+            // A client that is gone may have sent the request again, and then others: this must not come after them.
+            work::wanted(VaultError::Stale)?;
             match node.is_dir() {
                 true => node.remove_xattr(attrs::NAME)?,
                 false => dir.unlink(key.name()).or_else(none_there)?,
@@ -378,13 +385,16 @@ impl Objects {
         Ok(true)
     }
 
-    /// Removes the empty directories above a key, starting with the lowest.
-    fn prune(&self, bucket: &Node, key: &Key) -> Result<()> {
-        self.prune_path(bucket, &key.parents().collect::<Vec<_>>())
+    /// Removes the empty directories above a key, starting with the lowest. Those of the first `levels` stay.
+    fn prune(&self, bucket: &Node, key: &Key, levels: usize) -> Result<()> {
+        self.prune_path(bucket, &key.parents().collect::<Vec<_>>(), levels)
     }
 
-    /// Removes the empty directories on a path in a bucket, starting with the lowest.
-    fn prune_path(&self, bucket: &Node, path: &[&OsStr]) -> Result<()> {
+    /// Removes the empty directories on a path in a bucket, starting with the lowest. Those of the first `levels` stay.
+    fn prune_path(&self, bucket: &Node, path: &[&OsStr], levels: usize) -> Result<()> {
+        if path.len() <= levels {
+            return Ok(());
+        }
         let mut dirs = vec![bucket.clone()];
         for name in path {
             work::give_way();
@@ -394,17 +404,22 @@ impl Objects {
             }
         }
         let mut changed = None;
-        for (at, name) in path.iter().enumerate().take(dirs.len() - 1).rev() {
-            // Many removals at once wait for the store, and for one another.
-            let is_removed = work::without_place(|| {
+        for (at, name) in path.iter().enumerate().take(dirs.len() - 1).skip(levels).rev() {
+            let remove = || {
                 // Another request may be making an object in it.
                 let _alone = self.alone_with_path(bucket, &path[..=at].join(OsStr::new("/")));
-                let is_object = match dirs[at].child_if_there(name) {
-                    Ok(Some(dir)) => Attrs::are_of(&dir).unwrap_or(true),
-                    Ok(None) | Err(_) => true,
-                };
-                Ok::<_, ObjectError>(!is_object && remove_if_empty(&dirs[at], name)?)
-            })?;
+                match dirs[at].child_if_there(name) {
+                    Ok(Some(dir)) if !Attrs::are_of(&dir).unwrap_or(true) => {
+                        Ok::<_, ObjectError>((remove_if_empty(&dirs[at], name)?, Some(dir)))
+                    }
+                    Ok(_) | Err(_) => Ok((false, None)),
+                }
+            };
+            // Many removals at once wait for the store, and for one another.
+            let (mut is_removed, dir) = work::without_place(remove)?;
+            if !is_removed && dir.is_some_and(|dir| self.is_used_no_longer(&dir, levels)) {
+                (is_removed, _) = work::without_place(remove)?;
+            }
             if !is_removed {
                 break;
             }
@@ -414,13 +429,25 @@ impl Objects {
         changed.map_or(Ok(()), |dir| Ok(work::without_place(|| dir.sync_names().or_else(none_there))?))
     }
 
+    /// Whether the last file under way in a directory that could not be removed has ended in between. Otherwise, if it
+    /// has nothing else, the directory is left to those files.
+    fn is_used_no_longer(&self, dir: &Node, levels: usize) -> bool {
+        match self.under_way.is_in(dir.ino()) {
+            true if self.under_way.has_others(dir).unwrap_or(true) => false,
+            true => !self.under_way.leave(dir.ino(), levels),
+            false => true,
+        }
+    }
+
     /// Changes the tags of an object, durably.
     ///
     /// # Errors
-    /// As [`Objects::find`]; [`ObjectError::MuchMetadata`].
+    /// As [`Objects::find`]; [`ObjectError::MuchMetadata`]; [`VaultError::Stale`]: the client is gone.
     pub fn set_tags(&self, bucket: &str, key: &Key, tags: std::collections::BTreeMap<String, String>) -> Result<()> {
         let dir = self.bucket(bucket)?;
         let _alone = self.alone_with(&dir, key);
+        // By now it may be a later object.
+        work::wanted(VaultError::Stale)?;
         let Object { node, mut attrs } = self.find(bucket, key)?;
         attrs.given.tags = tags;
         attrs.store(&node, node.attr())?;
@@ -448,7 +475,7 @@ fn none_there(error: VaultError) -> Result<(), VaultError> {
 /// The error for the store's limit on attributes of a file. ext4 returns ENOSPC for it, since its attributes have one
 /// block, as for a store that is full.
 fn much_metadata(node: &Node, error: VaultError) -> ObjectError {
-    of_attributes(error, || node.fs().statfs().is_ok_and(|fs| fs.blocks_available > 0))
+    of_attributes(error, || node.fs().has_space(node.ino()))
 }
 
 fn of_attributes(error: VaultError, has_space: impl FnOnce() -> bool) -> ObjectError {

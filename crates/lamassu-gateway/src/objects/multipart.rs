@@ -10,7 +10,7 @@ use super::key::Key;
 use super::names::Names;
 use super::node::{Node, Open};
 use super::parts::{self, Completed};
-use super::put::random_name;
+use super::put::{again_if_gone, random_name};
 use super::uploads::{Paging, UploadPage, UploadQuery};
 use super::{Guard, Object, ObjectError, Objects, Refusal, Result, Staged, none_there};
 use crate::locks::Alone;
@@ -69,7 +69,7 @@ pub(super) fn remove_index(bucket: &Node) -> Result<()> {
 }
 
 fn part_name(number: u32) -> OsString {
-    format!("{number:05}").into()
+    parts::name_of(number).into()
 }
 
 fn dir_name(id: &str) -> OsString {
@@ -146,27 +146,36 @@ impl Objects {
         }
         let bucket = self.bucket(bucket)?;
         let id = random_name()?;
+        let (_, mut levels) = Self::lowest(&bucket, &key)?;
         // Hundreds of directories, perhaps: made before the lock is taken.
-        let begun = work::in_turn(|| self.make_parents(&bucket, &key, owner)).and_then(|_| {
+        let made = work::in_turn(|| self.make_missing(&bucket, &key, owner, &mut levels));
+        let begun = made.and_then(|_| {
             // Until the index knows its directory, the sweep would remove it.
             let _alone = self.alone_with_upload(&id);
-            self.make_upload((&bucket, &key, &id), upload, owner)
+            self.make_upload((&bucket, &key, &id), upload, owner, &mut levels)
         });
         if let Err(error) = begun {
             let ended = {
                 let _alone = self.alone_with_upload(&id);
                 self.end_alone(&bucket, &key, &id)
             };
-            let removed = ended.and_then(|()| self.remove_parts(&bucket, &key, &id));
-            if let Err(error) = removed.and_then(|()| self.prune(&bucket, &key)) {
+            if let Err(error) = ended.and_then(|()| self.remove_parts(&bucket, &key, &id)) {
                 tracing::warn!(%error, "what was made for an upload could not be removed; the next start does it");
             }
+            self.end_unplaced(&dir_name(&id), (&bucket, &key), levels);
             return Err(error);
         }
+        self.under_way.placed(&dir_name(&id));
         Ok(id)
     }
 
-    fn make_upload(&self, (bucket, key, id): (&Node, &Key, &str), upload: &Upload, owner: Owner) -> Result<()> {
+    fn make_upload(
+        &self,
+        (bucket, key, id): (&Node, &Key, &str),
+        upload: &Upload,
+        owner: Owner,
+        levels: &mut usize,
+    ) -> Result<()> {
         let index = match bucket.make_dir(OsStr::new(INDEX), INDEX_MODE, owner) {
             Err(VaultError::Exists) => bucket.child(OsStr::new(INDEX))?,
             made => {
@@ -175,7 +184,10 @@ impl Objects {
                 made
             }
         };
-        let (_, ()) = self.in_parent(bucket, key, owner, |dir| {
+        again_if_gone(|| {
+            let dir = self.make_missing(bucket, key, owner, levels)?;
+            // Until it has begun, those who remove objects there leave the directory to it.
+            self.under_way.begin(&dir_name(id), &dir);
             dir.make_dir(&dir_name(id), INDEX_MODE, owner)?;
             Ok(dir.sync_names()?)
         })?;
@@ -261,7 +273,7 @@ impl Objects {
     pub fn parts(&self, bucket: &str, key: &Key, id: &str) -> Result<(Upload, Vec<Part>)> {
         let (upload, dir) = self.upload(&self.bucket(bucket)?, key, id)?;
         let mut numbers = Vec::new();
-        dir.list(&mut |name, _| numbers.extend(name.to_str().and_then(|name| name.parse::<u32>().ok())))?;
+        dir.list(&mut |name, _| numbers.extend(name.to_str().and_then(parts::number_of)))?;
         numbers.sort_unstable();
         let part = |number| work::pause().map_err(ObjectError::from).and_then(|()| Self::part(&dir, number));
         let parts = numbers.into_iter().map(part).filter_map(Result::transpose);
@@ -416,7 +428,7 @@ impl Objects {
             self.end_alone(&bucket, key, id)?;
         }
         self.remove_parts(&bucket, key, id)?;
-        self.prune(&bucket, key)
+        self.prune(&bucket, key, 0)
     }
 
     /// Ends a locked upload. The new name is durable before the entry is removed, so a directory without an entry never

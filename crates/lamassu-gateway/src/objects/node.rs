@@ -33,6 +33,8 @@ pub trait Tree: FileSystem {
     /// # Errors
     /// Those of the directory.
     fn each_name(&self, dir: Ino, each: &mut dyn FnMut(&OsStr, Kind)) -> Result<()>;
+    /// Whether the store of an entry has free blocks.
+    fn has_space(&self, ino: Ino) -> bool;
     /// The namespace of extended attributes: one that programs in a mount cannot reach, where there is a mount.
     fn namespace(&self) -> &'static str;
 }
@@ -60,6 +62,9 @@ impl Tree for Forest {
             memory::give_back();
         }
         listed
+    }
+    fn has_space(&self, _: Ino) -> bool {
+        self.statfs().is_ok_and(|fs| fs.blocks_available > 0)
     }
     fn namespace(&self) -> &'static str {
         "trusted."
@@ -103,6 +108,9 @@ impl Tree for PlainFs {
             work::give_way();
             each(name, kind);
         })
+    }
+    fn has_space(&self, ino: Ino) -> bool {
+        PlainFs::has_space(self, ino).unwrap_or(false)
     }
     fn namespace(&self) -> &'static str {
         // Only root can set `trusted.` attributes. No other user reaches a provider's directory.

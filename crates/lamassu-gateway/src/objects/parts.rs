@@ -55,6 +55,16 @@ pub fn chosen<P: AsRef<Shown>, E: From<Refusal>>(
     }
 }
 
+/// The name that a part is stored under in its upload.
+pub fn name_of(number: u32) -> String {
+    format!("{number:05}")
+}
+
+/// The number of the part that is stored under a name; `None`: no part is.
+pub fn number_of(name: &str) -> Option<u32> {
+    name.parse().ok().filter(|number| (1..=PARTS_MAX).contains(number) && name == name_of(*number))
+}
+
 /// The entity tag of an object made of parts with these tags, as S3 computes it; `None`: one of the tags is no MD5.
 pub fn tag_of<'a>(tags: impl Iterator<Item = &'a str>) -> Option<String> {
     let (mut hash, mut count) = (Md5::new(), 0);
@@ -109,6 +119,16 @@ mod tests {
         assert_eq!(asked(&[0], "f", None), Err(Refusal::NoPart(0)));
         assert_eq!(asked(&[0], "e", Some("t")), Err(Refusal::NoPart(0)));
         assert_eq!(asked(&[], "e", None), Err(Refusal::NoPart(1)));
+    }
+
+    #[test]
+    fn a_part_has_one_name() {
+        for number in [1, 42, PARTS_MAX] {
+            assert_eq!(number_of(&name_of(number)), Some(number));
+        }
+        for name in ["1", "+1", "+0001", "-0001", "00000", "000001", "10001", "00003.hAAAA", "upload", ""] {
+            assert_eq!(number_of(name), None, "{name}");
+        }
     }
 
     #[test]

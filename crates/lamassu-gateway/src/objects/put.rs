@@ -6,7 +6,7 @@ use super::node::{Node, Open};
 use super::{ObjectError, Objects, PIECE, Refusal, Result, none_there};
 use crate::limits::Turn;
 use crate::work;
-use lamassu_vault::{Kind, Owner, RenameMode, VaultError};
+use lamassu_vault::{Owner, RenameMode, VaultError};
 use std::ffi::{OsStr, OsString};
 use std::sync::Arc;
 
@@ -68,28 +68,31 @@ struct Place {
     bucket: Node,
     key: Key,
     owner: Owner,
-    /// Whether all its directories were there.
-    has_parents: bool,
+    /// How many of its directories were there. Empty ones of them may be a program's, and stay.
+    levels: usize,
+}
+
+impl Place {
+    fn has_parents(&self) -> bool {
+        self.key.parents().nth(self.levels).is_none()
+    }
 }
 
 impl Drop for Staged {
     fn drop(&mut self) {
-        let (objects, name) = (self.objects.clone(), std::mem::take(&mut self.name));
         if self.is_placed {
-            objects.staged.lock().remove(&name);
             return;
         }
+        let (objects, name) = (self.objects.clone(), std::mem::take(&mut self.name));
         let (dir, place) = (self.dir.clone(), self.place.take());
         work::beside_async(self.turn.take(), move || {
             if let Err(error) = dir.unlink(&name).or_else(none_there) {
                 tracing::warn!(%error, "what was written of an object could not be removed; the next start does it");
             }
-            if let Some(Place { bucket, key, .. }) = place
-                && let Err(error) = objects.prune(&bucket, &key)
-            {
-                tracing::debug!(%error, "directories that may be empty stay");
+            match place {
+                Some(Place { bucket, key, levels, .. }) => objects.end_unplaced(&name, (&bucket, &key), levels),
+                None => _ = objects.under_way.end(&name),
             }
-            objects.staged.lock().remove(&name);
         });
     }
 }
@@ -104,17 +107,18 @@ impl Staged {
     ///
     /// # Errors
     /// [`Refusal::Precondition`], [`ObjectError::BelowObject`], [`ObjectError::AboveObjects`],
-    /// [`ObjectError::MuchMetadata`]; those of the vault. Then nothing is changed, except if the last sync fails: the
-    /// object is in its place, and may be gone after a crash.
+    /// [`ObjectError::MuchMetadata`], [`VaultError::Stale`]: the client is gone; those of the vault. Then nothing is
+    /// changed, except if the last sync fails: the object is in its place, and may be gone after a crash.
     pub fn place(self, guard: &Guard, attrs: &Attrs) -> Result<lamassu_vault::Attr> {
         let attr = self.complete(attrs)?;
-        self.place_complete(guard, |_| true)?;
+        // A client that is gone may have sent the request again, and then others: this one must not come after them.
+        self.place_complete(guard, |_| work::is_wanted())?;
         Ok(attr)
     }
 
     /// Whether directories of its key have to be made.
     pub fn lacks_parents(&self) -> bool {
-        self.place.as_ref().is_some_and(|place| !place.has_parents)
+        self.place.as_ref().is_some_and(|place| !place.has_parents())
     }
 
     /// Makes the directories of its key that are not there, in the tenant's turns.
@@ -122,7 +126,9 @@ impl Staged {
     /// # Errors
     /// [`ObjectError::BelowObject`]; those of the vault.
     pub fn make_parents(&self) -> Result<()> {
-        let Some(Place { bucket, key, owner, has_parents: false }) = &self.place else { return Ok(()) };
+        let Some(Place { bucket, key, owner, .. }) = self.place.as_ref().filter(|place| !place.has_parents()) else {
+            return Ok(());
+        };
         work::in_turn(|| self.objects.make_parents(bucket, key, *owner).map(drop))
     }
 
@@ -131,9 +137,9 @@ impl Staged {
     /// # Errors
     /// As [`Staged::place`]; [`VaultError::Stale`] if `is_meant` refuses.
     pub(super) fn place_complete(mut self, guard: &Guard, is_meant: impl Fn(Option<&Node>) -> bool) -> Result<()> {
-        let Some(Place { bucket, key, owner, has_parents }) = self.place.clone() else {
-            return Err(VaultError::Invalid.into());
-        };
+        let Some(begun) = self.place.clone() else { return Err(VaultError::Invalid.into()) };
+        let has_parents = begun.has_parents();
+        let Place { bucket, key, owner, .. } = begun;
         let (objects, begun_in) = (self.objects.clone(), self.dir.clone());
         let mut place = |dir: &Node| {
             let _alone = objects.alone_with(&bucket, &key);
@@ -172,7 +178,10 @@ impl Staged {
 
     fn rename_to(&mut self, dir: &Node, name: &OsStr, mode: RenameMode) -> Result<()> {
         match self.dir.rename_into(&self.name, dir, name, mode) {
-            Ok(()) => self.is_placed = true,
+            Ok(()) => {
+                self.is_placed = true;
+                self.objects.under_way.placed(&self.name);
+            }
             Err(VaultError::Exists) => return Err(Refusal::Precondition.into()),
             Err(VaultError::IsDirectory | VaultError::NotEmpty | VaultError::DatasetRoot) => {
                 return Err(ObjectError::AboveObjects);
@@ -191,39 +200,41 @@ impl Objects {
     /// [`Refusal::NoBucket`], [`ObjectError::BelowObject`], [`ObjectError::AboveObjects`]; those of the vault.
     pub fn stage(self: &Arc<Self>, bucket: &str, key: &Key, owner: Owner) -> Result<Staged> {
         let bucket = self.bucket(bucket)?;
-        let (dir, has_parents, (name, open)) = again_if_gone(|| {
-            let (dir, has_parents) = Self::lowest(&bucket, key)?;
+        let (dir, levels, (name, open)) = again_if_gone(|| {
+            let (dir, levels) = Self::lowest(&bucket, key)?;
+            let has_parents = key.parents().nth(levels).is_none();
             if has_parents && dir.child_if_there(key.name())?.is_some_and(|there| there.is_dir()) {
                 return Err(ObjectError::AboveObjects);
             }
-            let made = self.new_file(&dir, owner)?;
-            Ok((dir, has_parents, made))
+            let made = self.new_file(&dir, owner, |name| self.end_unplaced(name, (&bucket, key), levels))?;
+            Ok((dir, levels, made))
         })?;
-        let place = Some(Place { bucket, key: key.clone(), owner, has_parents });
+        let place = Some(Place { bucket, key: key.clone(), owner, levels });
         Ok(Staged { objects: self.clone(), dir, name, open, place, is_placed: false, turn: work::current() })
     }
 
-    /// The lowest directory of a key that is there, and whether it is the lowest of all.
-    fn lowest(bucket: &Node, key: &Key) -> Result<(Node, bool)> {
+    /// The lowest directory of a key that is there, and how many are.
+    pub(super) fn lowest(bucket: &Node, key: &Key) -> Result<(Node, usize)> {
         Self::by_levels(key, || Self::walk_to_lowest(bucket, key))
     }
 
-    fn walk_to_lowest(bucket: &Node, key: &Key) -> Result<(Node, bool)> {
-        let mut dir = bucket.clone();
+    fn walk_to_lowest(bucket: &Node, key: &Key) -> Result<(Node, usize)> {
+        let (mut dir, mut levels) = (bucket.clone(), 0);
         for name in key.parents() {
             work::pause()?;
             match dir.child_if_there(name)? {
                 Some(next) if next.is_dir() => dir = next,
                 Some(_) => return Err(ObjectError::BelowObject),
-                None => return Ok((dir, false)),
+                None => break,
             }
+            levels += 1;
         }
-        Ok((dir, true))
+        Ok((dir, levels))
     }
 
     /// Makes a file in one of the gateway's own directories.
     pub(super) fn stage_in(self: &Arc<Self>, dir: &Node, owner: Owner) -> Result<Staged> {
-        let (name, open) = self.new_file(dir, owner)?;
+        let (name, open) = self.new_file(dir, owner, |name| _ = self.under_way.end(name))?;
         Ok(Staged {
             objects: self.clone(),
             dir: dir.clone(),
@@ -235,18 +246,18 @@ impl Objects {
         })
     }
 
-    fn new_file(&self, dir: &Node, owner: Owner) -> Result<(OsString, Open)> {
+    /// Creates a file under a name of its own, which `end` ends if that fails.
+    fn new_file(&self, dir: &Node, owner: Owner, end: impl FnOnce(&OsStr)) -> Result<(OsString, Open)> {
         let name = OsString::from(format!("{STAGED}{}", random_name()?));
         // Registered before it exists, so that the sweep leaves it alone.
-        self.staged.lock().insert(name.clone());
-        let created = dir.create(&name, self.modes.file, owner);
-        let open = created.inspect_err(|_| _ = self.staged.lock().remove(&name))?;
+        self.under_way.begin(&name, dir);
+        let open = dir.create(&name, self.modes.file, owner).inspect_err(|_| end(&name))?;
         Ok((name, open))
     }
 
     /// Runs `work` in the directory of a key, which is made with those above it if necessary. Another request may
     /// remove empty directories in between.
-    pub(super) fn in_parent<T>(
+    fn in_parent<T>(
         &self,
         bucket: &Node,
         key: &Key,
@@ -259,19 +270,15 @@ impl Objects {
         })
     }
 
-    /// Makes the directories above a key that are not there, in the tenant's turns.
-    ///
-    /// # Errors
-    /// [`Refusal::NoBucket`], [`ObjectError::BelowObject`]; those of the vault.
-    pub fn make_parents_of(&self, bucket: &str, key: &Key, owner: Owner) -> Result<()> {
-        let bucket = self.bucket(bucket)?;
-        work::in_turn(|| self.make_parents(&bucket, key, owner).map(drop))
+    /// Makes the directories of a key that are not there; the lowest one.
+    fn make_parents(&self, bucket: &Node, key: &Key, owner: Owner) -> Result<Node> {
+        self.make_missing(bucket, key, owner, &mut 0)
     }
 
-    /// Makes the directories of a key that are not there; the lowest one.
-    pub(super) fn make_parents(&self, bucket: &Node, key: &Key, owner: Owner) -> Result<Node> {
+    /// The same. `levels` becomes how many were there, if those are fewer.
+    pub(super) fn make_missing(&self, bucket: &Node, key: &Key, owner: Owner, levels: &mut usize) -> Result<Node> {
         let mut dir = bucket.clone();
-        for name in key.parents() {
+        for (above, name) in key.parents().enumerate() {
             work::pause()?;
             let next = match dir.child_if_there(name)? {
                 Some(next) => next,
@@ -279,6 +286,7 @@ impl Objects {
                     Err(VaultError::Exists) => dir.child(name)?,
                     made => {
                         let made = made?;
+                        *levels = above.min(*levels);
                         dir.sync_names()?;
                         made
                     }
@@ -290,32 +298,6 @@ impl Objects {
             dir = next;
         }
         Ok(dir)
-    }
-
-    /// Makes a directory object, with the directories above it.
-    ///
-    /// # Errors
-    /// As [`Objects::stage`] and [`Staged::place`].
-    pub fn make_directory(&self, bucket: &str, key: &Key, owner: Owner, guard: &Guard, attrs: &Attrs) -> Result<Node> {
-        let bucket = self.bucket(bucket)?;
-        // Hundreds of directories, perhaps: made before the lock is taken.
-        work::in_turn(|| self.make_parents(&bucket, key, owner))?;
-        let _alone = self.alone_with(&bucket, key);
-        let (dir, made) = self.in_parent(&bucket, key, owner, |dir| {
-            Self::require(guard, Self::node_in(dir, key)?.as_ref())?;
-            let made = match dir.make_dir(key.name(), self.modes.dir, owner) {
-                Err(VaultError::Exists) => dir.child(key.name())?,
-                made => made?,
-            };
-            if made.attr().kind != Kind::Dir {
-                return Err(ObjectError::BelowObject);
-            }
-            attrs.store(&made, made.attr())?;
-            Ok(made)
-        })?;
-        dir.sync_names()?;
-        made.sync_names()?;
-        Ok(made)
     }
 
     /// Copies a range of an open object to offset `at`, the end of the staged file, in the tenant's turns.
@@ -344,7 +326,7 @@ impl Objects {
 }
 
 /// Does it again if a directory is gone: another request has removed it because it was empty.
-fn again_if_gone<T>(mut body: impl FnMut() -> Result<T>) -> Result<T> {
+pub(super) fn again_if_gone<T>(mut body: impl FnMut() -> Result<T>) -> Result<T> {
     for _ in 1..ATTEMPTS {
         match body() {
             Err(ObjectError::Vault(VaultError::NotFound | VaultError::Stale)) => {}
@@ -369,7 +351,7 @@ pub(crate) fn random_name() -> Result<String> {
 mod tests {
     use super::*;
     use crate::limits::{Limits, Tenant};
-    use crate::objects::Modes;
+    use crate::objects::{Modes, Upload};
     use crate::queue::{Queue, Queues};
     use lamassu_plain::PlainFs;
     use std::fs;
@@ -412,6 +394,63 @@ mod tests {
         }
     }
 
+    /// Directories that were there may be a program's, with a mode, access lists and a profile of their own.
+    #[test]
+    fn what_fails_removes_the_directories_that_it_has_made_and_no_others() {
+        let (dir, objects) = with_bucket();
+        let bucket = dir.path().join("b");
+        fs::create_dir(bucket.join("inbox")).expect("makes");
+        let shown = || {
+            let mut all = names(&bucket);
+            all.retain(|name| !name.as_encoded_bytes().starts_with(b"."));
+            (all, names(&bucket.join("inbox")))
+        };
+        let (given, user) = (Attrs::default().given, "u".to_owned());
+        let mut upload = Upload { key: String::new(), given, begun: 0, user, algorithm: None, is_full: false };
+        upload.given.metadata = [("m".to_owned(), "x".repeat(70_000))].into();
+        for text in ["inbox/x", "inbox/y/z", "made/x"] {
+            let staged = objects.stage("b", &key(text), OWNER).expect("begins");
+            staged.make_parents().expect("makes");
+            drop(staged);
+            assert_eq!(shown(), (vec!["inbox".into()], vec![]), "{text}");
+            upload.key = text.into();
+            let refused = objects.begin_upload("b", &upload, OWNER).expect_err("the store takes 64 KiB");
+            assert!(matches!(refused, ObjectError::MuchMetadata), "{refused}");
+            assert_eq!(shown(), (vec!["inbox".into()], vec![]), "{text}");
+        }
+        // What a crash has left, of an object and of an upload.
+        fs::write(bucket.join("inbox").join(format!("{STAGED}left")), "").expect("writes");
+        fs::create_dir_all(bucket.join("made/.lamassu-upload-left")).expect("makes");
+        let swept = objects.sweep(&std::sync::atomic::AtomicBool::new(false)).expect("searches");
+        assert_eq!((swept.removed, swept.left_out), (2, 0));
+        assert_eq!(shown(), (vec!["inbox".into()], vec![]));
+    }
+
+    /// Objects are removed beside files that are under way: the last of those removes the directory if it fails.
+    #[test]
+    fn no_empty_directory_is_left_by_who_was_in_the_way() {
+        let (dir, objects) = with_bucket();
+        let path = dir.path().join("b/x/y");
+        let stage = |text: &str| objects.stage("b", &key(text), OWNER).expect("begins");
+        let place = |staged: Staged| staged.place(&Guard::None, &Attrs::default()).expect("places");
+        let remove = |text: &str| objects.remove("b", &key(text), &Guard::None).expect("removes");
+        place(stage("x/y/1"));
+        let (one, other) = (stage("x/y/2"), stage("x/y/3"));
+        remove("x/y/1");
+        drop(one);
+        assert!(path.exists(), "another one is under way");
+        drop(other);
+        assert!(!dir.path().join("b/x").exists());
+        // Who succeeds removes none, and neither does who comes later: it may be a program's by then.
+        place(stage("x/y/1"));
+        let one = stage("x/y/2");
+        remove("x/y/1");
+        place(one);
+        fs::remove_file(path.join("2")).expect("removes");
+        drop(stage("x/y/3"));
+        assert!(path.exists());
+    }
+
     /// Other requests make and remove its directories, or something else of that name, before it is placed.
     #[test]
     fn directories_may_come_and_go_meanwhile() {
@@ -422,8 +461,7 @@ mod tests {
         let other = objects.stage("b", &key("x/y/other"), OWNER).expect("begins");
         staged.make_parents().expect("they are there");
         drop(other);
-        // The last of them was removed as empty.
-        assert!(!path.exists());
+        fs::remove_dir(path.join("y")).and_then(|()| fs::remove_dir(&path)).expect("they are empty");
         staged.place(&Guard::Absent, &Attrs::default()).expect("places");
         assert!(path.join("y/z").exists());
         let below = objects.stage("b", &key("f/y"), OWNER).expect("begins");
@@ -441,7 +479,8 @@ mod tests {
         let place = queues.pieces.place(&Arc::new(Tenant::new("other", Limits::default()))).await;
         let (making, text) = (objects.clone(), "x/y/z/");
         let made = work::spawn(turn, Some(queues.clone()), move || {
-            making.make_directory("b", &key(text), OWNER, &Guard::None, &Attrs::default()).map(drop)
+            let directory = making.begin_directory("b", &key(text), OWNER)?;
+            directory.place(&Guard::None, &Attrs::default()).map(drop)
         });
         while queues.pieces.waiting_of(&tenant) == 0 {
             tokio::task::yield_now().await;

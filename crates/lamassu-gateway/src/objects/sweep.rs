@@ -8,6 +8,16 @@ use lamassu_vault::Kind;
 use std::ffi::OsString;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+/// What a search for leftovers has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Swept {
+    /// leftovers that were removed
+    pub removed: u64,
+    /// places that could not be searched, and uploads of which nobody could tell whether they have ended; the log says
+    /// why
+    pub left_out: u64,
+}
+
 /// A directory to search.
 struct DirToSweep {
     bucket: Node,
@@ -17,28 +27,29 @@ struct DirToSweep {
 }
 
 impl Objects {
-    /// Removes leftovers until `stopping`. Returns their number.
+    /// Removes leftovers until `stopping`.
     ///
     /// # Errors
     /// Those of the vault that prevent the whole sweep. A directory that cannot be listed is logged and skipped.
-    pub fn sweep(&self, stopping: &AtomicBool) -> Result<u64> {
-        let mut removed = 0;
+    pub fn sweep(&self, stopping: &AtomicBool) -> Result<Swept> {
+        let mut swept = Swept::default();
         let mut places = Vec::new();
         for (_, bucket) in self.buckets(&|_| true, usize::MAX)? {
             // The index comes first: afterwards, a directory without an index entry is a leftover.
-            removed += self.sweep_index(&bucket).unwrap_or_else(not_searched);
+            let removed = self.sweep_index(&bucket).map(|removed| swept.removed += removed);
+            removed.unwrap_or_else(|error| swept.leave_out(&error));
             places.push(DirToSweep { bucket: bucket.clone(), path: Vec::new(), dir: bucket });
         }
         while let Some(place) = places.pop() {
             if stopping.load(Ordering::Relaxed) {
                 break;
             }
-            removed += self.sweep_dir(&place, &mut places).unwrap_or_else(not_searched);
+            self.sweep_dir(&place, &mut places, &mut swept).unwrap_or_else(|error| swept.leave_out(&error));
         }
-        Ok(removed)
+        Ok(swept)
     }
 
-    fn sweep_dir(&self, place: &DirToSweep, below: &mut Vec<DirToSweep>) -> Result<u64> {
+    fn sweep_dir(&self, place: &DirToSweep, below: &mut Vec<DirToSweep>, swept: &mut Swept) -> Result<()> {
         let DirToSweep { bucket, path, dir } = place;
         let (mut left, mut names): (Vec<OsString>, Vec<OsString>) = Default::default();
         dir.list(&mut |name, kind| match kind {
@@ -47,11 +58,12 @@ impl Objects {
             Kind::File | Kind::Symlink | Kind::Fifo | Kind::Socket | Kind::CharDevice | Kind::BlockDevice => {}
         })?;
         // Files being written now were registered before their names existed.
-        left.retain(|name| !self.staged.lock().contains(name));
+        left.retain(|name| !self.under_way.has(name));
         for name in &left {
             dir.unlink(name).or_else(none_there)?;
+            swept.removed += 1;
         }
-        let mut removed = left.len() as u64;
+        let mut has_removed = false;
         for name in names {
             let searched = match multipart::id_of_dir(&name) {
                 Some(id) => self.sweep_upload(bucket, dir, id),
@@ -60,24 +72,30 @@ impl Objects {
             };
             // A directory that cannot be searched does not stop the search of others.
             match searched.and_then(|is_removed| Ok((is_removed, dir.child_if_there(&name)?))) {
-                Ok((true, _)) => removed += 1,
+                Ok((true, _)) => {
+                    has_removed = true;
+                    swept.removed += 1;
+                }
                 Ok((false, Some(dir))) => {
                     let path = path.iter().cloned().chain([name]).collect();
                     below.push(DirToSweep { bucket: bucket.clone(), path, dir });
                 }
                 Ok((false, None)) => {}
-                Err(error) => removed += not_searched(error),
+                Err(error) => swept.leave_out(&error),
             }
         }
-        if removed > 0 {
-            // Directories that were made only for it. Empty ones without such leftovers may be a program's.
-            self.prune_path(bucket, &path.iter().map(OsString::as_os_str).collect::<Vec<_>>())?;
+        if has_removed {
+            // Directories that were made only for them. Others were there before what was left in them, and may be a
+            // program's.
+            self.prune_path(bucket, &path.iter().map(OsString::as_os_str).collect::<Vec<_>>(), 0)?;
         }
-        Ok(removed)
+        Ok(())
     }
 }
 
-fn not_searched(error: super::ObjectError) -> u64 {
-    tracing::warn!(%error, "a directory was not searched for what a crash has left");
-    0
+impl Swept {
+    fn leave_out(&mut self, error: &super::ObjectError) {
+        tracing::warn!(%error, "a directory was not searched for what a crash has left");
+        self.left_out += 1;
+    }
 }

@@ -1,9 +1,12 @@
 //! Tests: what is durable when a call returns, and what a store refuses.
 
 use super::*;
+use crate::limits::{Limits, Tenant, Turn};
 use lamassu_plain::PlainFs;
 use lamassu_vault::{Entry, Overheard};
+use parking_lot::Mutex;
 use std::path::Path;
+use std::sync::mpsc;
 
 const OWNER: Owner = Owner { uid: 0, gid: 0, umask: 0 };
 
@@ -13,7 +16,11 @@ impl Tree for Overheard<PlainFs> {
     }
     fn changed(&self, _: Ino, _: &OsStr) {}
     fn each_name(&self, dir: Ino, each: &mut dyn FnMut(&OsStr, Kind)) -> lamassu_vault::Result<()> {
+        (self.told)("each_name");
         Tree::each_name(&self.inner, dir, each)
+    }
+    fn has_space(&self, ino: Ino) -> bool {
+        Tree::has_space(&self.inner, ino)
     }
     fn namespace(&self) -> &'static str {
         self.inner.namespace()
@@ -40,12 +47,16 @@ fn key(text: &str) -> Key {
     Key::parse(text).expect("a key")
 }
 
+fn make_directory(objects: &Arc<Objects>, text: &str, attrs: &Attrs) -> Result<()> {
+    objects.begin_directory("b", &key(text), OWNER)?.place(&Guard::None, attrs).map(drop)
+}
+
 #[test]
 fn tags_are_durable() {
     let dir = tempfile::tempdir().expect("a directory");
     let (objects, calls) = watched(dir.path());
     objects.stage("b", &key("a"), OWNER).and_then(|it| it.place(&Guard::None, &Attrs::default())).expect("places");
-    objects.make_directory("b", &key("d/"), OWNER, &Guard::None, &Attrs::default()).expect("makes");
+    make_directory(&objects, "d/", &Attrs::default()).expect("makes");
     for (name, sync) in [("a", "fsync"), ("d/", "fsync_dir")] {
         calls.lock().clear();
         let tags = [("tag".to_owned(), name.to_owned())].into();
@@ -60,7 +71,7 @@ fn tags_are_durable() {
 fn the_removal_of_a_directory_object_is_durable() {
     let dir = tempfile::tempdir().expect("a directory");
     let (objects, calls) = watched(dir.path());
-    objects.make_directory("b", &key("d/"), OWNER, &Guard::None, &Attrs::default()).expect("makes");
+    make_directory(&objects, "d/", &Attrs::default()).expect("makes");
     std::fs::write(dir.path().join("b/d/file"), "").expect("writes");
     calls.lock().clear();
     objects.remove("b", &key("d/"), &Guard::None).expect("removes");
@@ -78,6 +89,182 @@ fn the_first_upload_of_a_bucket_is_durable() {
     assert_eq!(calls.lock()[..4], ["mkdir", "fsync_dir", "mkdir", "fsync_dir"], "its index, and the parts' directory");
 }
 
+/// A request's turn.
+fn turn() -> Arc<Turn> {
+    let tenant = Arc::new(Tenant::new("t", Limits::default()));
+    Arc::new(tenant.begin("u").expect("the first request"))
+}
+
+/// The first request stands in fsync when its client hangs up. The client sends it again, and then another one.
+#[test]
+fn a_put_without_a_client_replaces_nothing_that_came_later() {
+    let dir = tempfile::tempdir().expect("a directory");
+    std::fs::create_dir(dir.path().join("b")).expect("makes");
+    let ((go_on, goes_on), (stand, stands)) = (mpsc::channel::<()>(), mpsc::channel());
+    let first = Mutex::new(Some(goes_on));
+    let told = Box::new(move |name: &'static str| {
+        let goes_on = if name == "fsync" { first.lock().take() } else { None };
+        if let Some(goes_on) = goes_on {
+            stand.send(()).expect("it is waited for");
+            let _ = goes_on.recv();
+        }
+    });
+    let fs = Overheard { inner: PlainFs::open(dir.path()).expect("opens"), told };
+    let modes = Modes { file: 0o600, dir: 0o700 };
+    let objects = Arc::new(Objects::open(Arc::new(fs), "/", modes, 1 << 20).expect("opens"));
+    let put = |content: &'static [u8]| {
+        let objects = objects.clone();
+        move || -> Result<()> {
+            let staged = objects.stage("b", &key("k"), OWNER)?;
+            staged.open().write(0, content)?;
+            staged.place(&Guard::None, &Attrs::default()).map(drop)
+        }
+    };
+    let runtime = tokio::runtime::Runtime::new().expect("threads");
+    let _entered = runtime.enter();
+    let (again, (tell, ends)) = (put(b"first"), mpsc::channel());
+    let work = work::spawn(turn(), None, move || tell.send(again()).expect("it is waited for"));
+    stands.recv().expect("it syncs");
+    drop(work);
+    put(b"first")().expect("the same request again");
+    put(b"later")().expect("another");
+    drop(go_on);
+    let ended = ends.recv().expect("it ends");
+    assert!(matches!(ended, Err(ObjectError::Vault(VaultError::Stale))), "{ended:?}");
+    assert_eq!(std::fs::read(dir.path().join("b/k")).expect("is there"), b"later");
+    assert_eq!(std::fs::read_dir(dir.path().join("b")).expect("a directory").count(), 1, "nothing else is left");
+}
+
+/// Does something for a client that hangs up while the work waits for another request to the key; how it ends.
+fn without_a_client(
+    objects: &Arc<Objects>,
+    text: &str,
+    late: impl FnOnce(&Arc<Objects>) -> Result<()> + Send + 'static,
+) -> Result<()> {
+    let name = (objects.bucket("b").expect("is there").ino(), OsString::from(key(text).path()));
+    let runtime = tokio::runtime::Runtime::new().expect("threads");
+    let _entered = runtime.enter();
+    let held = objects.keys.alone(name.clone());
+    let (doing, (tell, ends)) = (objects.clone(), mpsc::channel());
+    let work = work::spawn(turn(), None, move || tell.send(late(&doing)).expect("it is waited for"));
+    while objects.keys.users_of(&name) < 2 {
+        std::thread::yield_now();
+    }
+    drop((work, held));
+    ends.recv().expect("it ends")
+}
+
+fn is_given_up(ended: &Result<()>) -> bool {
+    matches!(ended, Err(ObjectError::Vault(VaultError::Stale)))
+}
+
+#[test]
+fn a_deletion_without_a_client_removes_nothing_that_came_later() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (objects, _) = watched(dir.path());
+    let place = || objects.stage("b", &key("k"), OWNER).and_then(|it| it.place(&Guard::None, &Attrs::default()));
+    place().expect("places");
+    let ended = without_a_client(&objects, "k", |objects| objects.remove("b", &key("k"), &Guard::None));
+    assert!(is_given_up(&ended), "{ended:?}");
+    objects.find("b", &key("k")).expect("is there");
+    objects.remove("b", &key("k"), &Guard::None).expect("a client waits for it");
+    assert!(matches!(objects.find("b", &key("k")), Err(ObjectError::Refused(Refusal::NoKey))));
+}
+
+/// It was put again and removed meanwhile, or put again with other properties.
+#[test]
+fn a_directory_without_a_client_is_not_made() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (objects, _) = watched(dir.path());
+    let make = |objects: &Arc<Objects>, etag: &str| {
+        make_directory(objects, "d/", &Attrs { etag: etag.into(), ..Attrs::default() })
+    };
+    let ended = without_a_client(&objects, "d/", move |objects| make(objects, "first"));
+    assert!(is_given_up(&ended) && !dir.path().join("b/d").exists(), "{ended:?}");
+    make(&objects, "later").expect("a client waits for it");
+    let ended = without_a_client(&objects, "d/", move |objects| make(objects, "first"));
+    assert!(is_given_up(&ended), "{ended:?}");
+    // A copy makes it in the same way.
+    objects.stage("b", &key("k"), OWNER).and_then(|it| it.place(&Guard::None, &Attrs::default())).expect("places");
+    let source = objects.source("b", &key("k")).expect("is there");
+    let ended = without_a_client(&objects, "d/", move |objects| {
+        let mut attrs = Attrs { etag: "copy".into(), ..Attrs::default() };
+        objects.copy(&source, ("b", &key("d/")), OWNER, &Guard::None, &mut attrs, &mut |_, _, _| Ok(())).map(drop)
+    });
+    assert!(is_given_up(&ended), "{ended:?}");
+    assert_eq!(objects.find("b", &key("d/")).expect("is there").attrs.etag, "later");
+}
+
+/// Those above it, and its own. Others may be a program's.
+#[test]
+fn a_directory_object_that_fails_leaves_no_directory() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (objects, _) = watched(dir.path());
+    let bucket = dir.path().join("b");
+    std::fs::create_dir_all(bucket.join("inbox/there")).expect("makes");
+    let ended =
+        without_a_client(&objects, "inbox/x/d/", |objects| make_directory(objects, "inbox/x/d/", &Attrs::default()));
+    assert!(is_given_up(&ended) && !bucket.join("inbox/x").exists(), "{ended:?}");
+    // Its client hangs up in front of the last step.
+    let begun = objects.begin_directory("b", &key("inbox/x/d/"), OWNER).expect("begins");
+    begun.make_parents().expect("makes");
+    assert!(bucket.join("inbox/x").exists());
+    drop(begun);
+    assert!(!bucket.join("inbox/x").exists());
+    let mut much = Attrs::default();
+    much.given.metadata = [("m".to_owned(), "x".repeat(70_000))].into();
+    for text in ["inbox/x/d/", "inbox/new/", "inbox/there/"] {
+        let refused = make_directory(&objects, text, &much).expect_err("the store takes 64 KiB");
+        assert!(matches!(refused, ObjectError::MuchMetadata), "{refused}");
+    }
+    let left: Vec<_> = std::fs::read_dir(bucket.join("inbox")).expect("is there").collect();
+    assert!(left.len() == 1 && bucket.join("inbox/there").exists(), "{left:?}");
+}
+
+#[test]
+fn tags_without_a_client_are_not_set() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (objects, _) = watched(dir.path());
+    objects.stage("b", &key("k"), OWNER).and_then(|it| it.place(&Guard::None, &Attrs::default())).expect("places");
+    let set = |objects: &Objects| objects.set_tags("b", &key("k"), [("tag".to_owned(), String::new())].into());
+    let ended = without_a_client(&objects, "k", move |objects| set(objects));
+    assert!(is_given_up(&ended), "{ended:?}");
+    assert!(objects.find("b", &key("k")).expect("is there").attrs.given.tags.is_empty());
+    set(&objects).expect("a client waits for it");
+    assert_eq!(objects.find("b", &key("k")).expect("is there").attrs.given.tags.len(), 1);
+}
+
+/// The store is slow when it removes what the bucket had for uploads.
+#[test]
+fn a_bucket_is_not_removed_without_a_client() {
+    let dir = tempfile::tempdir().expect("a directory");
+    std::fs::create_dir(dir.path().join("b")).expect("makes");
+    let ((go_on, goes_on), (stand, stands)) = (mpsc::channel::<()>(), mpsc::channel());
+    let first = Mutex::new(Some(goes_on));
+    let told = Box::new(move |name: &'static str| {
+        let goes_on = if name == "rmdir" { first.lock().take() } else { None };
+        if let Some(goes_on) = goes_on {
+            stand.send(()).expect("it is waited for");
+            let _ = goes_on.recv();
+        }
+    });
+    let fs = Overheard { inner: PlainFs::open(dir.path()).expect("opens"), told };
+    let modes = Modes { file: 0o600, dir: 0o700 };
+    let objects = Arc::new(Objects::open(Arc::new(fs), "/", modes, 1 << 20).expect("opens"));
+    let runtime = tokio::runtime::Runtime::new().expect("threads");
+    let _entered = runtime.enter();
+    let (removing, (tell, ends)) = (objects.clone(), mpsc::channel());
+    let work = work::spawn(turn(), None, move || tell.send(removing.remove_bucket("b")).expect("it is waited for"));
+    stands.recv().expect("it removes");
+    drop(work);
+    objects.remove_bucket("b").expect("the same request again");
+    objects.make_bucket("b", OWNER).expect("another");
+    drop(go_on);
+    let ended = ends.recv().expect("it ends");
+    assert!(is_given_up(&ended), "{ended:?}");
+    objects.bucket("b").expect("is there");
+}
+
 #[test]
 fn a_full_store_is_not_much_metadata() {
     let refused = |errno, has_space| {
@@ -87,4 +274,44 @@ fn a_full_store_is_not_much_metadata() {
     assert!(matches!(refused(libc::E2BIG, false), ObjectError::MuchMetadata));
     assert!(matches!(refused(libc::ENOSPC, true), ObjectError::MuchMetadata));
     assert!(matches!(refused(libc::ENOSPC, false), ObjectError::Vault(VaultError::Io { .. })));
+}
+
+/// A file system that is unmounted also where a test fails.
+struct Mounted(std::path::PathBuf);
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("umount").arg("-l").arg(&self.0).output();
+    }
+}
+
+/// A bucket on a file system of its own, as a provider gives its tenants. That one is full, and the store's is not.
+#[test]
+fn a_full_file_system_of_a_bucket_is_not_much_metadata() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (objects, _) = watched(dir.path());
+    let bucket = dir.path().join("b");
+    // Room for names, and in few inodes for a small attribute, but not for a large one.
+    let mut mount = std::process::Command::new("mount");
+    let out = mount.args(["-t", "tmpfs", "-o", "size=16k,nr_inodes=6,mode=700", "none"]).arg(&bucket).output();
+    if !out.is_ok_and(|out| out.status.success()) {
+        eprintln!("NOTE: nothing can be mounted here: a full file system of a bucket was NOT tested");
+        return;
+    }
+    let _mounted = Mounted(bucket.clone());
+    let upload = || {
+        let metadata = [("m".to_owned(), "x".repeat(2000))].into();
+        let (given, user) = (attrs::Given { metadata, ..attrs::Given::default() }, "u".to_owned());
+        let upload = Upload { key: "k".into(), given, begun: 0, user, algorithm: None, is_full: false };
+        objects.begin_upload("b", &upload, OWNER)
+    };
+    let much = upload().expect_err("no room for it");
+    if matches!(much, ObjectError::Vault(VaultError::Unsupported)) {
+        eprintln!("NOTE: tmpfs has no attributes here: a full file system of a bucket was NOT tested");
+        return;
+    }
+    assert!(matches!(much, ObjectError::MuchMetadata), "{much}");
+    std::fs::write(bucket.join("full"), vec![0; 1 << 20]).expect_err("no space");
+    let full = upload().expect_err("no room for it");
+    assert!(matches!(full, ObjectError::Vault(VaultError::Io { .. })), "{full}");
 }

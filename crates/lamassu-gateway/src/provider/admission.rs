@@ -1,15 +1,17 @@
 //! Admits the holder of a credential that the tenant of a bucket has signed.
 
+use super::bounded::Bounded;
 use super::published::{Absent, Customer, InForce};
 use crate::credentials::{Rules, User};
 use crate::door::Admit;
 use lamassu_access::{Action, Claims, Decider, Refusal, credential};
 use lamassu_crypto::Secret;
+use parking_lot::Mutex;
 use s3s::auth::SecretKey;
 use s3s::{S3Error, S3Result, s3_error};
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
-use std::time::SystemTime;
+use std::time::{Instant, SystemTime};
 
 /// Length of a holder's name in the log, in characters.
 const NAME_LEN: usize = 8;
@@ -22,6 +24,16 @@ pub struct Admission {
     pub customers: HashMap<String, Arc<Customer>>,
     /// the age limits
     pub most: Most,
+    /// what of it is logged
+    pub told: Told,
+}
+
+/// Bounds of what is logged. Requests are refused before their signatures are verified, so everybody can send any
+/// number of them: strangers, whom no tenant knows, leave lines for those with a credential.
+#[derive(Default)]
+pub struct Told {
+    strangers: Mutex<Bounded>,
+    holders: Mutex<Bounded>,
 }
 
 /// Age limits, in seconds.
@@ -59,8 +71,24 @@ impl Admit for Admission {
             Ok(user) => return Ok(Arc::new(user)),
             Err(refused) => refused,
         };
-        tracing::warn!(bucket = bucket.as_deref().unwrap_or("-"), "refused: {refusal}");
+        self.told.tell(bucket.as_deref(), &refusal, Instant::now());
         Err(refusal.into())
+    }
+}
+
+impl Told {
+    fn tell(&self, bucket: Option<&str>, refusal: &Refused, now: Instant) {
+        let bound = match refusal {
+            Refused::Credential(Refusal::Forged) => &self.strangers,
+            Refused::Credential(_) | Refused::Absent(_) => &self.holders,
+        };
+        let (left_out, is_told) = bound.lock().one_more(now);
+        if left_out > 0 {
+            tracing::warn!(left_out, "more requests were refused than are told of here");
+        }
+        if is_told {
+            tracing::warn!(bucket = bucket.unwrap_or("-"), "refused: {refusal}");
+        }
     }
 }
 
@@ -121,10 +149,75 @@ impl From<Refused> for S3Error {
     fn from(refused: Refused) -> S3Error {
         let said = refused.to_string();
         match refused {
-            Refused::Credential(Refusal::Forged | Refusal::Time) => s3_error!(InvalidToken, "{said}"),
+            Refused::Credential(Refusal::Forged | Refusal::Unknown | Refusal::Time) => {
+                s3_error!(InvalidToken, "{said}")
+            }
             Refused::Credential(Refusal::Expired | Refusal::Outdated) => s3_error!(ExpiredToken, "{said}"),
             Refused::Credential(Refusal::Revoked) => s3_error!(AccessDenied, "{said}"),
             Refused::Absent(_) => s3_error!(ServiceUnavailable, "{said}"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::provider::bounded::SPAN;
+    use tracing::field::{Field, Visit};
+    use tracing::{Event, Metadata, Subscriber, span};
+
+    /// The lines of a log.
+    #[derive(Clone, Default)]
+    struct Lines(Arc<Mutex<Vec<String>>>);
+
+    impl Visit for Lines {
+        fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
+            if let Some(line) = self.0.lock().last_mut() {
+                *line += &format!("{field}={value:?} ");
+            }
+        }
+    }
+
+    impl Subscriber for Lines {
+        fn enabled(&self, _: &Metadata<'_>) -> bool {
+            true
+        }
+        fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+            span::Id::from_u64(1)
+        }
+        fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+        fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+        fn event(&self, event: &Event<'_>) {
+            self.0.lock().push(String::new());
+            event.record(&mut self.clone());
+        }
+        fn enter(&self, _: &span::Id) {}
+        fn exit(&self, _: &span::Id) {}
+    }
+
+    #[test]
+    fn strangers_write_few_lines_and_leave_some_for_others() {
+        let (lines, forged) = (Lines::default(), Refused::Credential(Refusal::Forged));
+        let admission = Admission {
+            private: Secret::new(&mut [5; 32]),
+            customers: HashMap::new(),
+            most: Most { credential_seconds: 60, status_seconds: 60 },
+            told: Told::default(),
+        };
+        let (told, now) = (Told::default(), Instant::now());
+        tracing::subscriber::with_default(lines.clone(), || {
+            for _ in 0..1000 {
+                assert!(admission.admit(Some("made up")).is_err());
+            }
+            assert!(lines.0.lock().len() < 500, "{:?}", lines.0.lock());
+            lines.0.lock().clear();
+            (0..1000).for_each(|_| told.tell(None, &forged, now));
+            told.tell(Some("acme"), &Refused::Credential(Refusal::Expired), now);
+            told.tell(Some("acme"), &Refused::Credential(Refusal::Unknown), now);
+            told.tell(None, &forged, now + SPAN);
+        });
+        let lines = lines.0.lock();
+        let has = |text: &str| lines.iter().filter(|line| line.contains(text)).count();
+        assert_eq!((has("refused: "), has("acme"), has("left_out=980"), lines.len()), (23, 2, 1, 24), "{lines:?}");
     }
 }

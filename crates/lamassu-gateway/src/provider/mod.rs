@@ -10,9 +10,11 @@
 //! | `config` | the provider's configuration file |
 //! | `published` | a tenant's publications: verified, never older than before |
 //! | `admission` | admits the holders of credentials |
+//! | `bounded` | a bound of what is logged about refused requests |
 //! | `run` | runs the proxy |
 
 mod admission;
+mod bounded;
 pub mod config;
 mod published;
 mod run;

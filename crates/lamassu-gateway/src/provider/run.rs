@@ -1,10 +1,10 @@
 //! Runs the proxy from its start to a signal.
 
 use super::ProviderConfig;
-use super::admission::{Admission, Most, now};
+use super::admission::{Admission, Most, Told, now};
 use super::published::{Customer, Memory};
 use crate::door::Tls;
-use crate::objects::{Modes, Objects};
+use crate::objects::{Modes, Objects, random_name};
 use crate::run::{Attending, attend};
 use crate::s3::Users;
 use crate::secrets::open_at_once;
@@ -15,6 +15,8 @@ use lamassu_access::kem;
 use lamassu_crypto::{Secret, secret::without_trace};
 use lamassu_plain::PlainFs;
 use parking_lot::RwLock;
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::io::Errno;
 use std::collections::HashMap;
 use std::fs::{self, TryLockError};
 use std::io::{ErrorKind, Read, Write};
@@ -90,6 +92,7 @@ pub fn serve(config: &ProviderConfig, ready: Box<dyn FnOnce(SocketAddr) + Send>)
         private,
         customers: customers.iter().map(|one| (one.config.bucket.clone(), one.clone())).collect::<HashMap<_, _>>(),
         most: Most { credential_seconds: config.credential_seconds_max, status_seconds: config.status_seconds_max },
+        told: Told::default(),
     };
     let stopping = Arc::new(AtomicBool::new(false));
     read_all(customers, move |customer| customer.read(&memory, now()), (READ_EVERY, FIRST_WITHIN), &stopping)?;
@@ -197,18 +200,14 @@ fn check_private(dir: &Path) -> Result<()> {
 fn read_key(state: &Path) -> Result<Secret<32>> {
     let path = state.join(KEY_FILE);
     let failed = |op| GatewayError::file(op, &path);
-    let opened = match open_at_once(&path) {
-        Err(error) if error.kind() == ErrorKind::NotFound => None,
-        opened => Some(opened.map_err(failed("open"))?),
+    let file = match open_at_once(&path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            make_key(state, &path)?;
+            open_at_once(&path)
+        }
+        opened => opened,
     };
-    let Some(file) = opened else {
-        let key = Secret::random().map_err(|error| failed("make")(std::io::Error::other(error)))?;
-        let mut file =
-            fs::File::options().write(true).create_new(true).mode(0o600).open(&path).map_err(failed("make"))?;
-        without_trace(|| file.write_all(key.expose())).map_err(failed("write"))?;
-        file.sync_all().and_then(|()| fs::File::open(state)?.sync_all()).map_err(failed("sync"))?;
-        return Ok(key);
-    };
+    let file = file.map_err(failed("open"))?;
     let st = file.metadata().map_err(failed("look at"))?;
     if !st.is_file() || st.mode() & 0o077 != 0 || st.uid() != rustix::process::geteuid().as_raw() {
         return Err(GatewayError::NotPrivate(path));
@@ -219,10 +218,87 @@ fn read_key(state: &Path) -> Result<Secret<32>> {
     Secret::from_slice(&bytes).ok_or_else(wrong)
 }
 
+/// Makes a key that exists completely or not at all, also after a crash. If another process has made one meanwhile,
+/// that one stays.
+fn make_key(state: &Path, path: &Path) -> Result<()> {
+    let failed = |op| GatewayError::file(op, path);
+    let key = Secret::<32>::random().map_err(|error| failed("make")(std::io::Error::other(error)))?;
+    let name = random_name().map_err(|error| failed("make")(std::io::Error::other(error.to_string())))?;
+    // A name of its own: what a crash has left is in nobody's way, and two processes do not write to one file.
+    let new = path.with_extension(format!("{name}.new"));
+    let made = fs::File::options().write(true).create_new(true).mode(0o600).open(&new).and_then(|mut file| {
+        without_trace(|| file.write_all(key.expose()))?;
+        file.sync_all()?;
+        give_name(&new, path)
+    });
+    let removed = match fs::remove_file(&new) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        removed => removed,
+    };
+    made.and(removed).map_err(failed("make"))?;
+    fs::File::open(state).and_then(|dir| dir.sync_all()).map_err(failed("sync"))
+}
+
+/// Gives a file its name, in one step, unless there is one of that name. Only where the file system cannot do so has
+/// the file both names for a moment.
+fn give_name(new: &Path, path: &Path) -> std::io::Result<()> {
+    let given = match renameat_with(CWD, new, CWD, path, RenameFlags::NOREPLACE) {
+        Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => fs::hard_link(new, path),
+        given => given.map_err(Into::into),
+    };
+    match given {
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
+        given => given,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use parking_lot::Mutex;
+
+    /// Whenever the process is killed: a key has one name.
+    #[test]
+    fn a_name_is_given_in_one_step_and_once() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let [one, other, path] = ["one", "other", "key"].map(|name| dir.path().join(name));
+        fs::write(&one, "one").and_then(|()| fs::write(&other, "other")).expect("writes");
+        give_name(&one, &path).expect("gives");
+        assert!(!one.exists());
+        give_name(&other, &path).expect("there is one");
+        assert_eq!((fs::read(&path).expect("is there"), other.exists()), (b"one".to_vec(), true));
+    }
+
+    #[test]
+    fn a_key_is_there_whole_or_not_at_all() {
+        let dir = tempfile::tempdir().expect("a directory");
+        // What a process has left that was killed while it made one.
+        fs::write(dir.path().join("proxy.0123456789abcdef.new"), "").expect("writes");
+        let key = read_key(dir.path()).expect("makes one");
+        let path = dir.path().join(KEY_FILE);
+        assert_eq!(fs::read(&path).expect("is there"), key.expose());
+        assert_eq!(fs::metadata(&path).expect("is there").mode() & 0o7777, 0o600);
+        assert_eq!(fs::read_dir(dir.path()).expect("a directory").count(), 2);
+        // Another process has been faster.
+        make_key(dir.path(), &path).expect("there is one");
+        assert_eq!(read_key(dir.path()).expect("reads").expose(), key.expose());
+        assert_eq!(fs::read_dir(dir.path()).expect("a directory").count(), 2);
+        // Not a new one in the place of one that is damaged: tenants know the key.
+        fs::write(&path, "").expect("writes");
+        assert!(matches!(read_key(dir.path()), Err(GatewayError::Config { .. })));
+        assert_eq!(fs::read(&path).expect("is there"), b"");
+    }
+
+    /// Many at once, as `--public-key` beside the first start.
+    #[test]
+    fn all_who_make_a_key_have_the_same_one() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let keys = std::thread::scope(|threads| {
+            let all: Vec<_> = (0..8).map(|_| threads.spawn(|| read_key(dir.path()).expect("a key"))).collect();
+            all.into_iter().map(|one| one.join().expect("no panic")).collect::<Vec<_>>()
+        });
+        assert!(keys.iter().all(|key| key.expose() == keys[0].expose()));
+    }
 
     #[test]
     fn who_does_not_answer_holds_up_no_other() {

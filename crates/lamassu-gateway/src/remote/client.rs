@@ -1,8 +1,10 @@
 //! Requests to the provider's S3, with retries, and the meaning of its answers. `rusty_s3` signs, `ureq` sends; calls
 //! block.
 //!
-//! A request is repeated if there was no answer, or one that may pass. Repeating is safe: a second request changes
-//! nothing more. Where a condition makes that untrue, the caller checks the state.
+//! A request is repeated if there was no answer, or one that may pass. A second request changes nothing more; where a
+//! condition makes that untrue, the caller checks the state. But a provider that goes on with a request whose
+//! connection is closed can carry out the first one after later ones. PutObject and DeleteObject do not do so at this
+//! project's access proxy: they end before they change a name.
 
 use super::document::{Page, TAG_MAX};
 use super::error::{RemoteError, Result};

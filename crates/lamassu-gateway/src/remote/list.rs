@@ -61,6 +61,8 @@ struct Kept {
     bytes: usize,
     /// The start of the window: all names after it are here, or if `is_cut`, all up to the last one.
     after: Option<String>,
+    /// The window starts after the group `after`: no key of the group is here.
+    is_group: bool,
     is_cut: bool,
     taken: Instant,
 }
@@ -96,6 +98,14 @@ impl Kept {
     fn weight(name: &str, entry: &NameEntry) -> usize {
         let stored = entry.stored.as_ref().map_or(0, |(etag, modified)| etag.len() + modified.len());
         ENTRY + name.len() + stored
+    }
+
+    /// Whether all names of a page would be here, as far as it is not cut. Users share what is kept, so a window that
+    /// one has asked for must not hide names from another.
+    fn covers(&self, query: &Query) -> bool {
+        let (Some(own), Some(asked)) = (&self.after, &query.after) else { return self.after.is_none() };
+        let is_same = asked == own && query.is_group;
+        own <= asked && (!self.is_group || is_same || !asked.starts_with(own))
     }
 
     /// Applies a change by this gateway. Returns whether the listing is still correct: when a key of a group is
@@ -236,7 +246,7 @@ impl Remote {
         query.after.as_ref()?;
         let mut names = self.listings.names.lock();
         let listing = names.kept.get(which).filter(|kept| kept.taken.elapsed() < KEPT)?;
-        (listing.after.is_none() || listing.after <= query.after).then(|| page_of(listing, query)).flatten()
+        listing.covers(query).then(|| page_of(listing, query)).flatten()
     }
 
     /// Fetches all names after the page's start, or the smallest of them.
@@ -244,9 +254,8 @@ impl Remote {
         let mut opener = self.opener(bucket);
         let sealed = opener.sealed_prefix(&query.prefix);
         let grouped = query.delimiter.as_deref() == Some("/");
-        let after = query.after.clone();
-        let taken = Instant::now();
-        let mut listing = Kept { names: BTreeMap::new(), bytes: 0, after, is_cut: false, taken };
+        let (after, is_group, taken) = (query.after.clone(), query.is_group, Instant::now());
+        let mut listing = Kept { names: BTreeMap::new(), bytes: 0, after, is_group, is_cut: false, taken };
         let marker = self.name(&self.marker(bucket));
         self.client.pages(&sealed, grouped, |page| {
             let bytes_max = collecting.bytes_max();
@@ -325,7 +334,7 @@ mod tests {
 
     fn kept(names: &[&str], bytes_max: usize) -> Kept {
         let (after, taken) = (None, Instant::now());
-        let mut kept = Kept { names: BTreeMap::new(), bytes: 0, after, is_cut: false, taken };
+        let mut kept = Kept { names: BTreeMap::new(), bytes: 0, after, is_group: false, is_cut: false, taken };
         for name in names {
             kept.add((*name).into(), NameEntry { is_group: name.ends_with('/'), stored: None }, bytes_max);
         }
@@ -362,6 +371,43 @@ mod tests {
         assert_eq!((names(&page), page.1.clone()), (vec!["c", "g/"], Some(("g/".into(), true))));
         let page = page_of(&listing, &query(Some("g/"), true, 2)).expect("there");
         assert_eq!((names(&page), page.1.clone()), (vec!["g0"], None));
+    }
+
+    /// However the group of a window was chosen: an empty one has all keys.
+    #[test]
+    fn a_window_behind_a_group_serves_no_page_that_begins_in_the_group() {
+        let query = |after: Option<&str>, is_group| Query {
+            after: after.map(String::from),
+            is_group,
+            max: 10,
+            ..Query::default()
+        };
+        let window = |after: &str, is_group| {
+            let (mut kept, asked) = (kept(&[], usize::MAX), query(Some(after), is_group));
+            (kept.after, kept.is_group) = (asked.after.clone(), is_group);
+            for name in ["g/1", "g/2", "g0", "k2"] {
+                if !is_behind(name, &asked) {
+                    kept.add(name.into(), NameEntry { is_group: false, stored: None }, usize::MAX);
+                }
+            }
+            kept
+        };
+        let of_all = window("", true);
+        assert!(of_all.names.is_empty() && !of_all.is_cut);
+        assert!(!of_all.covers(&query(Some("k1"), false)) && !of_all.covers(&query(Some("g/"), true)));
+        let of_one = window("g/", true);
+        assert!(!of_one.covers(&query(Some("g/1"), false)) && !of_one.covers(&query(Some("g/"), false)));
+        assert!(!of_one.covers(&query(None, false)) && !of_one.covers(&query(Some("f"), false)));
+        for asked in [query(Some("g/"), true), query(Some("g0"), false), query(Some("k1"), false)] {
+            assert!(of_one.covers(&asked));
+            let page = page_of(&of_one, &asked).expect("there");
+            assert_eq!(names(&page).last(), Some(&"k2"), "{asked:?}");
+        }
+        let of_a_key = window("g/", false);
+        assert!(of_a_key.covers(&query(Some("g/1"), false)) && of_a_key.covers(&query(Some("g/"), true)));
+        assert!(!of_a_key.covers(&query(Some("f"), false)));
+        let whole = kept(&["a"], usize::MAX);
+        assert!(whole.covers(&query(Some("a"), false)) && whole.covers(&query(Some(""), true)));
     }
 
     #[test]

@@ -52,8 +52,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// Most bytes of names of buckets, of uploads, or of parts that are accepted from a provider, which may list anything:
-/// enough for a million.
+/// Most bytes of names of buckets that are accepted from a provider, which may list anything: enough for a million.
 const NAMES_MAX: usize = 128 << 20;
 /// Number of objects whose properties are kept in memory: 25 MiB, if clients give few with them.
 const KNOWN_MAX: NonZeroUsize = NonZeroUsize::new(50_000).unwrap();
@@ -277,7 +276,8 @@ impl Remote {
     /// an object there.
     ///
     /// # Errors
-    /// [`Refusal::NoBucket`], [`Refusal::BucketNotEmpty`], [`RemoteError::NoLonger`]; those of the provider.
+    /// [`Refusal::NoBucket`], [`Refusal::BucketNotEmpty`], [`RemoteError::NoLonger`], [`RemoteError::GivenUp`]; those
+    /// of the provider.
     pub fn remove_bucket(&self, bucket: &str) -> Result<()> {
         self.writable()?;
         self.bucket(bucket)?;
@@ -345,20 +345,4 @@ fn at_once<T: Sync, R: Send>(items: &[T], each: impl Fn(&T) -> Result<R> + Sync)
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn results_are_in_the_order_of_their_items_and_an_error_ends_the_work() {
-        let items: Vec<usize> = (0..1000).collect();
-        assert_eq!(at_once(&items, |item| Ok(*item)).expect("no error"), items);
-        assert!(at_once::<usize, usize>(&[], |_| Err(RemoteError::GivenUp)).expect("no items").is_empty());
-        let asked = AtomicUsize::new(0);
-        let failed: Result<Vec<usize>> = at_once(&items, |_| {
-            asked.fetch_add(1, Ordering::Relaxed);
-            Err(RemoteError::GivenUp)
-        });
-        assert!(matches!(failed, Err(RemoteError::GivenUp)));
-        assert!(asked.into_inner() <= AT_ONCE, "no more than was begun");
-    }
-}
+mod tests;

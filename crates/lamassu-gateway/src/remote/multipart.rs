@@ -4,17 +4,19 @@
 //! end are stored in a separate record.
 //!
 //! An upload exists while its record does. The next start removes parts without a record.
+//!
+//! A provider may list any number of names. So pages of them are worked off as they come, and none are kept.
 
 use super::error::{RemoteError, Result};
-use super::objects::shown;
+use super::objects::{RECORD_MAX, shown};
 use super::properties::Properties;
 use super::upload::Upload as Storing;
-use super::{NAMES_MAX, Remote, at_once};
+use super::{Remote, at_once};
 use crate::locks::Alone;
 use crate::objects::attrs::{Attrs, Shown};
 use crate::objects::parts::{self, tag_of};
 use crate::objects::uploads::{Paging, UploadPage, UploadQuery};
-use crate::objects::{Completed, Guard, PARTS_MAX, PIECE, Refusal, Upload};
+use crate::objects::{Completed, Guard, PIECE, Refusal, Swept, Upload};
 use crate::work;
 use lamassu_vault::detached::Identity;
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,6 +29,8 @@ const UPLOADS: &str = "lamassu.uploads";
 const RECORD: &str = "upload";
 /// Number of records that a listing holds in memory at once.
 const RECORDS_MAX: usize = 256;
+/// The end of names that have others below them.
+const SLASH: char = '/';
 
 /// A part that was uploaded.
 pub struct Part {
@@ -51,11 +55,9 @@ fn sums_place(place: &str, part: &Properties) -> String {
     format!("{place}.{}", part.file())
 }
 
-/// The part numbers among untrusted names of a provider: ascending, each once.
-fn numbers_of(names: &[String]) -> Vec<u32> {
-    let number = |name: &String| name.parse().ok().filter(|number| *name == format!("{number:05}"));
-    let numbers: BTreeSet<u32> = names.iter().filter_map(number).collect();
-    numbers.range(1..=PARTS_MAX).copied().collect()
+/// Whether an upload can have this id, which a client or a provider may have made up.
+fn is_id(id: &str) -> bool {
+    id.len() == 32 && id.bytes().all(|b| b.is_ascii_hexdigit())
 }
 
 /// The largest properties that the object of an upload can have, without the list of its parts, which is dropped if it
@@ -83,8 +85,7 @@ impl Remote {
     }
 
     fn upload_place(&self, bucket: &str, id: &str) -> Result<String> {
-        let is_id = id.len() == 32 && id.bytes().all(|b| b.is_ascii_hexdigit());
-        if is_id { Ok(format!("{}/{id}", self.uploads_of(bucket))) } else { Err(Refusal::NoUpload.into()) }
+        if is_id(id) { Ok(format!("{}/{id}", self.uploads_of(bucket))) } else { Err(Refusal::NoUpload.into()) }
     }
 
     /// Begins an upload; returns its id.
@@ -129,7 +130,7 @@ impl Remote {
         attrs: Attrs,
     ) -> Result<(Upload, Storing)> {
         let upload = self.find_upload(bucket, key, id)?;
-        let place = format!("{}/{number:05}", self.upload_place(bucket, id)?);
+        let place = format!("{}/{}", self.upload_place(bucket, id)?, parts::name_of(number));
         Ok((upload, self.begin(place, None, size, attrs)?))
     }
 
@@ -140,7 +141,12 @@ impl Remote {
     pub fn parts(&self, bucket: &str, key: &str, id: &str) -> Result<(Upload, Vec<Part>)> {
         let upload = self.find_upload(bucket, key, id)?;
         let dir = self.upload_place(bucket, id)?;
-        let numbers = numbers_of(&self.below(&dir)?);
+        let mut numbers = BTreeSet::new();
+        self.below(&dir, &mut |names| {
+            numbers.extend(names.iter().filter_map(|name| parts::number_of(name)));
+            Ok(())
+        })?;
+        let numbers: Vec<u32> = numbers.into_iter().collect();
         let part = |number: &u32| {
             work::wanted(RemoteError::GivenUp)?;
             self.part(&dir, *number, upload.algorithm.as_deref())
@@ -151,7 +157,7 @@ impl Remote {
 
     /// A part; `None`: the upload is ending.
     fn part(&self, dir: &str, number: u32, algorithm: Option<&str>) -> Result<Option<Part>> {
-        let place = format!("{dir}/{number:05}");
+        let place = format!("{dir}/{}", parts::name_of(number));
         let (found, properties) = match self.found(&place) {
             Err(RemoteError::Missing(_)) => return Ok(None),
             found => found?,
@@ -176,29 +182,33 @@ impl Remote {
         Ok(Some(known).filter(|known| known.are_of_file(part)))
     }
 
-    /// The names of objects below a place, relative to it. Stops when `go_on` returns false.
+    /// Calls `each` with the names of objects below a place, relative to it, page by page.
     ///
     /// # Errors
-    /// Those of the provider; [`RemoteError::GivenUp`]; [`RemoteError::Answer`]: there are too many.
-    fn below_while(&self, place: &str, go_on: &dyn Fn() -> bool) -> Result<Vec<String>> {
+    /// Those of the provider, and of `each`; [`RemoteError::GivenUp`].
+    fn below(&self, place: &str, each: &mut dyn FnMut(Vec<String>) -> Result<()>) -> Result<()> {
         let prefix = self.name(place) + "/";
-        let (mut names, mut bytes) = (Vec::new(), 0);
         self.client.pages(&prefix, false, |page| {
-            for name in page.objects.iter().filter_map(|object| object.name.strip_prefix(&prefix)) {
-                bytes += size_of::<String>() + name.len();
-                names.push(String::from(name));
-            }
-            match () {
-                () if !go_on() => Err(RemoteError::GivenUp),
-                () if bytes > NAMES_MAX => Err(RemoteError::Answer(format!("too many names below {prefix}"))),
-                () => Ok(()),
-            }
-        })?;
-        Ok(names)
+            let names = page.objects.iter().filter_map(|object| object.name.strip_prefix(&prefix));
+            each(names.map(String::from).collect())
+        })
     }
 
-    fn below(&self, place: &str) -> Result<Vec<String>> {
-        self.below_while(place, &|| true)
+    /// The same with the names directly below a place that have objects below them: the provider lists none of those.
+    fn dirs_below(&self, place: &str, each: &mut dyn FnMut(Vec<String>) -> Result<()>) -> Result<()> {
+        let prefix = self.name(place) + "/";
+        self.client.pages(&prefix, true, |page| {
+            let names = page.prefixes.iter().filter_map(|name| name.strip_prefix(&prefix)?.strip_suffix(SLASH));
+            each(names.filter(|name| !name.is_empty() && !name.contains(SLASH)).map(String::from).collect())
+        })
+    }
+
+    /// The ids of the uploads in a directory of uploads. A provider may list one again and again.
+    fn ids_in(&self, dir: &str, each: &mut dyn FnMut(&[String]) -> Result<()>) -> Result<()> {
+        self.dirs_below(dir, &mut |mut names| {
+            names.retain(|name| is_id(name));
+            each(&names)
+        })
     }
 
     /// A page of the uploads of a bucket: those to keys in folders that `may_list` allows.
@@ -208,9 +218,7 @@ impl Remote {
     pub fn uploads(&self, bucket: &str, query: &UploadQuery, may_list: &dyn Fn(&str) -> bool) -> Result<UploadPage> {
         self.bucket(bucket)?;
         let dir = self.uploads_of(bucket);
-        let names = self.below(&dir)?;
-        let ids: Vec<&str> = names.iter().filter_map(|name| name.strip_suffix("/upload")).collect();
-        let read = |id: &&str| {
+        let read = |id: &String| {
             work::wanted(RemoteError::GivenUp)?;
             match self.record(&format!("{dir}/{id}/{RECORD}")) {
                 Ok(record) => Ok(serde_json::from_slice::<Upload>(&record).ok()),
@@ -218,16 +226,18 @@ impl Remote {
                 Err(error) => Err(error),
             }
         };
-        let marker = query.after_id.as_deref().filter(|id| ids.contains(id)).map(|id| read(&id)).transpose()?.flatten();
+        let marker = query.after_id.as_ref().filter(|id| is_id(id)).map(read).transpose()?.flatten();
         let mut paging = Paging::new(query, may_list, marker.as_ref());
-        for some in ids.chunks(RECORDS_MAX) {
-            let found = at_once(some, read)?;
-            some.iter().zip(found).for_each(|(id, found)| {
-                if let Some(upload) = found {
-                    paging.offer(id, &upload);
+        self.ids_in(&dir, &mut |ids| {
+            work::pause()?;
+            for some in ids.chunks(RECORDS_MAX) {
+                let found = at_once(some, read)?;
+                for (id, found) in some.iter().zip(found) {
+                    found.into_iter().for_each(|upload| paging.offer(id, &upload));
                 }
-            });
-        }
+            }
+            Ok(())
+        })?;
         Ok(paging.page())
     }
 
@@ -257,41 +267,93 @@ impl Remote {
 
     /// Removes what is left of an upload that has ended.
     fn remove_parts(&self, place: &str) -> Result<()> {
-        let names = self.below(place)?;
-        at_once(&names, |name| self.client.delete(&self.name(&format!("{place}/{name}")))).map(drop)
+        self.remove_parts_while(place, &|| Ok(())).map(drop)
+    }
+
+    /// The same, until `go_on` fails; returns the number of objects.
+    fn remove_parts_while(&self, place: &str, go_on: &dyn Fn() -> Result<()>) -> Result<u64> {
+        let mut removed = 0;
+        self.below(place, &mut |names| {
+            go_on()?;
+            at_once(&names, |name| self.client.delete(&self.name(&format!("{place}/{name}"))))?;
+            removed += names.len() as u64;
+            Ok(())
+        })?;
+        Ok(removed)
     }
 
     /// Aborts the uploads of a bucket, as long as the client waits and its credential is in force.
     pub(super) fn end_uploads_of(&self, bucket: &str) -> Result<()> {
         let dir = self.uploads_of(bucket);
-        let ids: BTreeSet<String> =
-            self.below(&dir)?.iter().filter_map(|name| Some(name.split_once('/')?.0.into())).collect();
-        ids.iter().map(|id| format!("{dir}/{id}")).try_for_each(|place| {
-            work::wanted(RemoteError::GivenUp)?;
-            work::pause()?;
-            self.remove_record(&place)?;
-            self.remove_parts(&place)
+        self.ids_in(&dir, &mut |ids| {
+            ids.iter().map(|id| format!("{dir}/{id}")).try_for_each(|place| {
+                work::wanted(RemoteError::GivenUp)?;
+                work::pause()?;
+                self.remove_record(&place)?;
+                self.remove_parts(&place)
+            })
         })
     }
 
-    /// Removes parts of ended uploads; returns their number.
+    /// Removes parts of ended uploads. A bucket whose uploads cannot be searched is logged and skipped, and so is an
+    /// upload whose record cannot be read.
     ///
     /// # Errors
-    /// Those of the provider.
-    pub fn sweep(&self, stopping: &AtomicBool) -> Result<u64> {
-        let mut uploads: BTreeMap<String, (bool, Vec<String>)> = BTreeMap::new();
-        for name in self.below_while(UPLOADS, &|| !stopping.load(Ordering::Relaxed))? {
-            let Some((dir, last)) = name.rsplit_once('/') else { continue };
-            let (is_there, parts) = uploads.entry(dir.into()).or_default();
-            match last {
-                RECORD => *is_there = true,
-                _ => parts.push(format!("{UPLOADS}/{name}")),
+    /// Those of the provider that prevent the whole sweep.
+    pub fn sweep(&self, stopping: &AtomicBool) -> Result<Swept> {
+        let go_on = || if stopping.load(Ordering::Relaxed) { Err(RemoteError::GivenUp) } else { Ok(()) };
+        let mut swept = Swept::default();
+        self.dirs_below(UPLOADS, &mut |buckets| {
+            go_on()?;
+            for bucket in buckets {
+                match self.sweep_uploads_in(&format!("{UPLOADS}/{bucket}"), &go_on, &mut swept) {
+                    Err(error) if !stopping.load(Ordering::Relaxed) => {
+                        swept.left_out += 1;
+                        tracing::warn!(%error, bucket, "uploads of a bucket were not searched for what a crash has left");
+                    }
+                    searched => searched?,
+                }
             }
+            Ok(())
+        })?;
+        Ok(swept)
+    }
+
+    fn sweep_uploads_in(&self, dir: &str, go_on: &dyn Fn() -> Result<()>, swept: &mut Swept) -> Result<()> {
+        let has_ended = |id: &String| match self.has_ended(&format!("{dir}/{id}")) {
+            Err(error @ (RemoteError::Damaged(_) | RemoteError::Answer(_))) => Ok(Err(error)),
+            ended => ended.map(Ok),
+        };
+        let mut unread: Option<(u64, RemoteError)> = None;
+        let searched = self.ids_in(dir, &mut |ids| {
+            go_on()?;
+            // Ids do not come back: an upload without its record has ended.
+            for (id, has_ended) in ids.iter().zip(at_once(ids, has_ended)?) {
+                go_on()?;
+                match has_ended {
+                    Ok(true) => swept.removed += self.remove_parts_while(&format!("{dir}/{id}"), go_on)?,
+                    Ok(false) => {}
+                    Err(error) => unread.get_or_insert((0, error)).0 += 1,
+                }
+            }
+            Ok(())
+        });
+        // One line, since a provider may list any number of them.
+        if let Some((unread, error)) = unread {
+            swept.left_out += unread;
+            tracing::warn!(%error, dir, unread, "uploads are kept whose records cannot be read; this is the first error");
         }
-        let ended: Vec<String> =
-            uploads.into_values().filter(|(is_there, _)| !is_there).flat_map(|(_, parts)| parts).collect();
-        at_once(&ended, |place| self.client.delete(&self.name(place)))?;
-        Ok(ended.len() as u64)
+        searched
+    }
+
+    /// Whether an upload's record is missing. An answer to HEAD does not tell that from a proxy's error.
+    fn has_ended(&self, place: &str) -> Result<bool> {
+        // As much as of every record: a provider may answer with the whole of a small object.
+        match self.client.get(&self.name(&format!("{place}/{RECORD}")), 0..RECORD_MAX, None) {
+            Ok(_) => Ok(false),
+            Err(RemoteError::Missing(_)) => Ok(true),
+            Err(error) => Err(error),
+        }
     }
 
     /// Makes the object from the parts that the client names. `attrs` computes its attributes, except the tag, from the
@@ -394,7 +456,7 @@ impl Remote {
         part: &Storing,
         attrs: &Attrs,
     ) -> Result<Attrs> {
-        let place = format!("{}/{number:05}", self.upload_place(bucket, id)?);
+        let place = format!("{}/{}", self.upload_place(bucket, id)?, parts::name_of(number));
         let (properties, etag) = part.placed(&Guard::None, attrs)?;
         let beside = (properties.attrs(&etag) != *attrs).then(|| sums_place(&place, &properties));
         if let Some(beside) = &beside {
@@ -435,18 +497,5 @@ impl Remote {
             at += piece.len() as u64;
         }
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn parts_have_the_numbers_that_parts_may_have() {
-        let names = ["00002", "upload", "00001", "1", "00002", "00000", "10000", "10001", "00003.hAAAA", "-0001"];
-        let mut names: Vec<String> = names.into_iter().map(String::from).collect();
-        names.extend((0..1000).map(|_| "00001".into()));
-        assert_eq!(numbers_of(&names), [1, 2, 10_000]);
     }
 }

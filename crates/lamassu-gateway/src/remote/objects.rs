@@ -8,6 +8,7 @@ use super::upload::Upload;
 use super::{Remote, at_once};
 use crate::objects::attrs::{Attrs, Shown};
 use crate::objects::{Guard, Refusal};
+use crate::work;
 use lamassu_vault::Time;
 use lamassu_vault::detached::Opened;
 use std::collections::BTreeMap;
@@ -23,6 +24,9 @@ const PAGE: u64 = 4096;
 const COPY_TRIES: usize = 16;
 /// The largest object that providers copy at once.
 const COPY_MAX: u64 = 5 << 30;
+
+/// Largest record of the gateway's own, in bytes.
+pub(super) const RECORD_MAX: u64 = 1 << 20;
 
 /// The year 9999, in seconds since 1970.
 const TIME_MAX: i64 = 253_370_764_800;
@@ -144,12 +148,13 @@ impl Remote {
     /// Removes an object. Without a condition, a missing object is no error.
     ///
     /// # Errors
-    /// [`Refusal::Precondition`]; those of the provider.
+    /// [`Refusal::Precondition`], [`RemoteError::GivenUp`]; those of the provider.
     pub fn remove(&self, bucket: &str, key: &str, guard: &Guard) -> Result<()> {
         self.writable()?;
         let place = self.place(bucket, key)?;
         self.bucket(bucket)?;
         let _alone = self.alone_with(&place);
+        work::wanted(RemoteError::GivenUp)?;
         self.unless(&place, guard)?;
         self.client.delete(&self.name(&place))?;
         self.known.lock().pop(&place);
@@ -168,8 +173,8 @@ impl Remote {
     /// returns `None` if the source is no longer the expected one.
     ///
     /// # Errors
-    /// [`Refusal::NoKey`], [`Refusal::Precondition`], [`RemoteError::LargeCopy`]; those of the provider, and of
-    /// `change`.
+    /// [`Refusal::NoKey`], [`Refusal::Precondition`], [`RemoteError::LargeCopy`], [`RemoteError::GivenUp`]; those of
+    /// the provider, and of `change`.
     pub fn copy<E: From<RemoteError>>(
         &self,
         (from, from_key): (&str, &str),
@@ -195,6 +200,7 @@ impl Remote {
             // The lock covers the source, too: properties of one state with the content of another do not open. Not
             // every provider compares the tag in the request.
             let _alone = self.alone_with_both(&from_place, &place);
+            work::wanted(RemoteError::GivenUp)?;
             let now = self.of_key(from, self.client.head(&self.name(&from_place)))?;
             if (&now.etag, &now.properties) != (&found.etag, &found.properties) {
                 continue;
@@ -234,7 +240,7 @@ impl Remote {
 
     /// Reads such a record.
     pub(super) fn record(&self, place: &str) -> Result<Vec<u8>> {
-        let (text, _) = self.client.get(&self.name(place), 0..(1 << 20), None)?;
+        let (text, _) = self.client.get(&self.name(place), 0..RECORD_MAX, None)?;
         let text = std::str::from_utf8(&text).unwrap_or_default();
         Ok(self.files.open_properties(place, text)?)
     }

@@ -196,6 +196,7 @@ impl Upload {
         let sealed = remote.seal(&self.place, &properties)?;
         let _kept = self.keep_bucket()?;
         let _alone = remote.alone_with(&self.place);
+        work::wanted(RemoteError::GivenUp)?;
         let unless = remote.unless(&self.place, guard)?;
         let etag = remote.client.put(&name, &part.bytes, &sealed, &unless).map_err(|error| changed(guard, error))?;
         Ok((properties, etag))
@@ -210,6 +211,7 @@ impl Upload {
         let (remote, name) = (&self.remote, self.remote.name(&self.place));
         let _kept = self.keep_bucket()?;
         let _alone = remote.alone_with(&self.place);
+        work::wanted(RemoteError::GivenUp)?;
         let unless = remote.unless(&self.place, guard)?;
         let etags: Vec<String> = sent.etags.iter().map(|(_, etag)| etag.clone()).collect();
         let made = remote.client.complete(&name, &sent.id, &etags, &sent.sealed, &unless);

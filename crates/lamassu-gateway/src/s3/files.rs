@@ -9,7 +9,7 @@ use crate::objects::key::Key;
 use crate::objects::list::{Item, Query};
 use crate::objects::node::Open;
 use crate::objects::uploads::{UploadPage, UploadQuery};
-use crate::objects::{Guard, ObjectError, Objects, Reader, Refusal, Staged, Upload};
+use crate::objects::{Directory, Guard, ObjectError, Objects, Reader, Refusal, Staged, Upload};
 use crate::work;
 use lamassu_vault::{Owner, Time, VaultError};
 use s3s::S3Result;
@@ -25,14 +25,14 @@ pub enum Staging {
     /// in a file
     File(Staged),
     /// one whose key ends with a slash, which has no content
-    Directory,
+    Directory(Directory),
 }
 
 impl Sink for Staging {
     fn add(&self, at: u64, data: &[u8]) -> S3Result<()> {
         match self {
             Staging::File(staged) => staged.add(at, data),
-            Staging::Directory => Err(ObjectError::DirectoryContent.into()),
+            Staging::Directory(_) => Err(ObjectError::DirectoryContent.into()),
         }
     }
 }
@@ -114,7 +114,7 @@ impl Store for Objects {
         let key = key_of(&putting.key)?;
         if key.is_dir() {
             return if putting.length == 0 {
-                Ok(Staging::Directory)
+                Ok(Staging::Directory(self.begin_directory(&putting.bucket, &key, putting.owner)?))
             } else {
                 Err(ObjectError::DirectoryContent.into())
             };
@@ -130,17 +130,17 @@ impl Store for Objects {
         Ok(Staging::File(Objects::stage(self, &putting.bucket, &key, putting.owner)?))
     }
 
-    fn lacks_parents(putting: &Putting, staged: &Staging) -> bool {
+    fn lacks_parents(_: &Putting, staged: &Staging) -> bool {
         match staged {
             Staging::File(staged) => staged.lacks_parents(),
-            Staging::Directory => putting.key.trim_end_matches('/').contains('/'),
+            Staging::Directory(directory) => directory.lacks_parents(),
         }
     }
 
-    fn make_parents(&self, putting: &Putting, staged: &Staging) -> S3Result<()> {
+    fn make_parents(&self, _: &Putting, staged: &Staging) -> S3Result<()> {
         match staged {
             Staging::File(staged) => staged.make_parents()?,
-            Staging::Directory => self.make_parents_of(&putting.bucket, &key_of(&putting.key)?, putting.owner)?,
+            Staging::Directory(directory) => directory.make_parents()?,
         }
         Ok(())
     }
@@ -148,10 +148,7 @@ impl Store for Objects {
     fn place(self: &Arc<Self>, putting: &Putting, staged: Staging, attrs: Attrs) -> S3Result<Attrs> {
         match staged {
             Staging::File(staged) => drop(staged.place(&putting.guard, &attrs)?),
-            Staging::Directory => {
-                let key = key_of(&putting.key)?;
-                self.make_directory(&putting.bucket, &key, putting.owner, &putting.guard, &attrs)?;
-            }
+            Staging::Directory(directory) => drop(directory.place(&putting.guard, &attrs)?),
         }
         Ok(attrs)
     }
@@ -177,7 +174,7 @@ impl Store for Objects {
             tries += 1;
             match copied {
                 // The copy was to replace its source, which is another object by now.
-                Err(ObjectError::Vault(VaultError::Stale)) if tries < COPY_TRIES => {}
+                Err(ObjectError::Vault(VaultError::Stale)) if tries < COPY_TRIES && !key.is_dir() => {}
                 copied => return Ok(Shown { attrs, size: source.shown.size, mtime: copied?.mtime }),
             }
         }

@@ -53,13 +53,15 @@ fn token_of((text, is_group): &(String, bool)) -> String {
     BASE64URL_NOPAD.encode(format!("{kind}{text}").as_bytes())
 }
 
-fn parse_token(token: &str) -> S3Result<(String, bool)> {
+/// The start that a token stands for. A token is not signed, so a client can make one up. All keys of its group are
+/// left out, so the group must be one of this listing.
+fn parse_token(token: &str, delimiter: Option<&str>, prefix: &str) -> S3Result<(String, bool)> {
     let decoded = BASE64URL_NOPAD.decode(token.as_bytes()).ok().and_then(|bytes| String::from_utf8(bytes).ok());
     let text = decoded.unwrap_or_default();
     match (text.strip_prefix('k'), text.strip_prefix('g')) {
         (Some(key), _) => Ok((key.into(), false)),
-        (_, Some(group)) => Ok((group.into(), true)),
-        (None, None) => Err(s3_error!(InvalidArgument, "the continuation token is none of this gateway's")),
+        (_, Some(group)) if is_group(Some(group), delimiter, prefix) => Ok((group.into(), true)),
+        (None, _) => Err(s3_error!(InvalidArgument, "the continuation token is none of this listing")),
     }
 }
 
@@ -122,12 +124,15 @@ impl<S: Store> Gateway<S> {
         encoding.require([&input.prefix, &input.delimiter, &input.start_after])?;
         let max = listed_max(input.max_keys, "max-keys")?;
         let token = input.continuation_token.as_ref().filter(|token| !token.is_empty());
-        let (after, is_group) = match (token, &input.start_after) {
-            (Some(token), _) => parse_token(token).map(|(after, is_group)| (Some(after), is_group))?,
-            (None, after) => (after.clone().filter(|after| !after.is_empty()), false),
-        };
         let prefix = input.prefix.clone().unwrap_or_default();
         let delimiter = delimiter_of(input.delimiter.as_ref());
+        let (after, is_group) = match (token, &input.start_after) {
+            (Some(token), _) => {
+                let (after, is_group) = parse_token(token, delimiter.as_deref(), &prefix)?;
+                (Some(after), is_group)
+            }
+            (None, after) => (after.clone().filter(|after| !after.is_empty()), false),
+        };
         let page = self.page(&session, &input.bucket, Query { prefix, delimiter, after, is_group, max }).await?;
         let owner = super::bucket::owner(&session);
         let mut told = Told::of(page, encoding, (input.fetch_owner == Some(true)).then_some(&owner));
@@ -241,9 +246,27 @@ mod tests {
     #[test]
     fn tokens_come_back() {
         for next in [("a/ü".to_owned(), false), ("g/".to_owned(), true)] {
-            assert_eq!(parse_token(&token_of(&next)).expect("own"), next);
+            assert_eq!(parse_token(&token_of(&next), Some("/"), "").expect("own"), next);
         }
-        assert!(parse_token("").is_err() && parse_token("!").is_err() && parse_token("eA").is_err());
+        assert!(["", "!", "eA"].iter().all(|token| parse_token(token, Some("/"), "").is_err()));
+    }
+
+    /// The keys of a group are left out, and those of an empty one are all.
+    #[test]
+    fn a_token_of_a_group_is_one_of_its_listing() {
+        for (group, delimiter, prefix) in [
+            ("", None, ""),
+            ("", Some("/"), ""),
+            ("photos/", None, ""),
+            ("photos/", Some("/"), "photos/"),
+            ("photos", Some("/"), ""),
+            ("photos/sub/", Some("/"), ""),
+            ("other/", Some("/"), "photos/"),
+        ] {
+            let token = token_of(&(group.to_owned(), true));
+            let refused = parse_token(&token, delimiter, prefix).expect_err(group);
+            assert_eq!(refused.code().as_str(), "InvalidArgument", "{group} {delimiter:?} {prefix}");
+        }
     }
 
     #[test]

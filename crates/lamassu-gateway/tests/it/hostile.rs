@@ -1,21 +1,85 @@
 //! A provider that answers what it likes: a small server of S3 of the test's own, behind a real gateway. What it cheats
 //! with is chosen by a request to it, so that one gateway goes through all of it.
 
-use crate::lab::{Lab, noise};
+use crate::lab::{Lab, noise, until};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::ops::Bound::{Excluded, Included, Unbounded};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// Objects, each with its sealed properties, and what is cheated with.
 #[derive(Default)]
 struct Cloud {
-    objects: BTreeMap<String, (Vec<u8>, String)>,
+    objects: Arc<BTreeMap<String, (Vec<u8>, String)>>,
     cheat: String,
     tokens: u64,
+    /// what the gateway has asked for, a line each
+    asked: Vec<String>,
+}
+
+/// The place of uploads in parts.
+const UPLOADS: &str = "tenant/lamassu.uploads/";
+
+impl Cloud {
+    /// What a test asks for, besides the cheats; `None`: the request is not the test's.
+    fn told(&mut self, path: &str) -> Option<String> {
+        let (what, more) = path.strip_prefix("/told/")?.split_once('/')?;
+        let objects = Arc::make_mut(&mut self.objects);
+        let is_record = |name: &str| name.starts_with(UPLOADS) && name.ends_with("/upload");
+        match what {
+            "cheat" => self.cheat = more.into(),
+            // So many parts of each upload.
+            "parts" => {
+                objects.retain(|name, _| !name.starts_with(UPLOADS) || is_record(name));
+                let dirs: Vec<String> =
+                    objects.keys().filter_map(|name| Some(name.strip_suffix("upload")?.into())).collect();
+                let parts = 1..=more.parse::<u32>().expect("a number");
+                let names = dirs.iter().flat_map(|dir| parts.clone().map(move |number| format!("{dir}{number:05}")));
+                objects.extend(names.map(|name| (name, (vec![0], String::new()))));
+            }
+            "ended" => objects.retain(|name, _| !is_record(name)),
+            "asked" => return Some(self.asked.join("\n")),
+            "names" => return Some(objects.keys().map(String::as_str).collect::<Vec<_>>().join("\n")),
+            _ => panic!("{path}"),
+        }
+        self.asked.clear();
+        Some(String::new())
+    }
+
+    /// Names with tags, and groups, behind `after`; and whether there are more than `most`.
+    fn listed(&self, prefix: &str, is_grouped: bool, after: &str, most: usize) -> Listed {
+        let mut listed = Listed::default();
+        let mut from = Included(prefix.to_owned());
+        while let Some((name, (content, _))) = self.objects.range::<String, _>((from, Unbounded)).next()
+            && name.starts_with(prefix)
+        {
+            let slash = name[prefix.len()..].find('/').filter(|_| is_grouped);
+            let shown = slash.map_or(&**name, |at| &name[..=prefix.len() + at]);
+            // Behind all names of a group.
+            from = Excluded(if slash.is_some() { format!("{shown}\u{7f}") } else { name.clone() });
+            match () {
+                () if shown <= after => {}
+                () if listed.names.len() + listed.groups.len() == most => {
+                    listed.is_cut = true;
+                    break;
+                }
+                () if slash.is_some() => listed.groups.push(shown.into()),
+                () => listed.names.push((shown.into(), tag(content))),
+            }
+        }
+        listed
+    }
+}
+
+#[derive(Default)]
+struct Listed {
+    names: Vec<(String, String)>,
+    groups: Vec<String>,
+    is_cut: bool,
 }
 
 struct Request {
@@ -91,16 +155,26 @@ fn flood(to: &mut TcpStream, headers: &str, piece: &[u8]) -> Answer {
 
 fn list(cloud: &mut Cloud, asked: &Request, to: &mut TcpStream) -> Answer {
     let (prefix, cheat) = (asked.query.get("prefix").cloned().unwrap_or_default(), cloud.cheat.clone());
-    let mut entries: Vec<(String, String)> = cloud
-        .objects
-        .iter()
-        .filter(|(name, _)| name.starts_with(&prefix))
-        .map(|(name, (content, _))| (name.clone(), tag(content)))
-        .collect();
-    let (mut next, mut date, mut more) = (None, "2026-01-02T03:04:05.000Z", String::new());
+    let asks = |name: &str| asked.query.get(name).map(String::as_str);
+    let is_true = |token: &&str| token.starts_with("tenant/");
+    let after = asks("continuation-token").filter(is_true).unwrap_or_default();
+    let most = asks("max-keys").and_then(|most| most.parse().ok()).unwrap_or(1000);
+    let Listed { names: mut entries, groups, is_cut } =
+        cloud.listed(&prefix, asks("delimiter") == Some("/"), after, most);
+    let last = entries.last().map(|(name, _)| name).max(groups.last()).filter(|_| is_cut).cloned();
+    let (mut next, mut date, mut more) = (last, "2026-01-02T03:04:05.000Z", String::new());
     match cheat.as_str() {
         "slashes" => entries.push((prefix.clone() + &"/".repeat(1_000_000), "t".into())),
         "circle" => next = Some("again".to_owned()),
+        "one bucket's uploads"
+            if cloud
+                .objects
+                .keys()
+                .find_map(|name| name.strip_prefix(UPLOADS)?.split_once('/'))
+                .is_some_and(|(first, _)| prefix.starts_with(&format!("{UPLOADS}{first}/"))) =>
+        {
+            next = Some("again".to_owned());
+        }
         "endless" => {
             cloud.tokens += 1;
             next = Some(format!("token{}", cloud.tokens));
@@ -135,6 +209,9 @@ fn list(cloud: &mut Cloud, asked: &Request, to: &mut TcpStream) -> Answer {
     for (name, tag) in entries {
         let _ = write!(document, "<Contents><Key>{name}</Key><ETag>&quot;{tag}&quot;</ETag>");
         let _ = write!(document, "<LastModified>{date}</LastModified></Contents>");
+    }
+    for group in groups {
+        let _ = write!(document, "<CommonPrefixes><Prefix>{group}</Prefix></CommonPrefixes>");
     }
     if let Some(token) = next {
         let _ = write!(document, "<NextContinuationToken>{token}</NextContinuationToken>");
@@ -201,15 +278,17 @@ fn get(cloud: &Cloud, name: &str, asked: &Request, to: &mut TcpStream) -> Answer
 }
 
 fn serve(cloud: &Mutex<Cloud>, to: &mut TcpStream, asked: &Request) -> Answer {
-    if let Some(cheat) = asked.path.strip_prefix("/cheat/") {
-        cloud.lock().expect("no panic").cheat = cheat.into();
-        return answer(to, "200 OK", "", b"", false);
+    if let Some(told) = cloud.lock().expect("no panic").told(&asked.path) {
+        return answer(to, "200 OK", "", told.as_bytes(), false);
     }
     // What is slow must not hold what others ask for.
     let mut now = {
         let mut cloud = cloud.lock().expect("no panic");
         cloud.tokens += 1;
-        Cloud { objects: cloud.objects.clone(), cheat: cloud.cheat.clone(), tokens: cloud.tokens }
+        let of = |name: &str| asked.query.get(name).map_or("-", String::as_str);
+        cloud.asked.push(format!("{} {} {} {}", asked.method, asked.path, of("prefix"), of("delimiter")));
+        let (objects, cheat, asked) = (cloud.objects.clone(), cloud.cheat.clone(), Vec::new());
+        Cloud { objects, cheat, tokens: cloud.tokens, asked }
     };
     let Some(name) = asked.path.strip_prefix("/cloud/").filter(|name| !name.is_empty()) else {
         return match asked.method.as_str() {
@@ -228,7 +307,8 @@ fn serve(cloud: &Mutex<Cloud>, to: &mut TcpStream, asked: &Request) -> Answer {
         ("PUT", "uploads are lost") => fault(to, "404 Not Found", "NoSuchUpload"),
         ("PUT", _) => {
             let properties = asked.headers.get("x-amz-meta-lamassu").cloned().unwrap_or_default();
-            cloud.lock().expect("no panic").objects.insert(name.into(), (asked.body.clone(), properties));
+            let objects = &mut cloud.lock().expect("no panic").objects;
+            Arc::make_mut(objects).insert(name.into(), (asked.body.clone(), properties));
             answer(to, "200 OK", &format!("etag: \"{}\"\r\n", tag(&asked.body)), b"", false)
         }
         ("POST", "uploads are lost") => {
@@ -236,7 +316,7 @@ fn serve(cloud: &Mutex<Cloud>, to: &mut TcpStream, asked: &Request) -> Answer {
             answer(to, "200 OK", "", document.as_bytes(), false)
         }
         ("DELETE", _) => {
-            cloud.lock().expect("no panic").objects.remove(name);
+            Arc::make_mut(&mut cloud.lock().expect("no panic").objects).remove(name);
             answer(to, "204 No Content", "", b"", true)
         }
         _ => fault(to, "501 Not Implemented", "NotImplemented"),
@@ -265,8 +345,7 @@ fn hostile() -> u16 {
 }
 
 const CASES: &str = r#"
-provider = os.environ['PROVIDER_URL']
-def cheat(name): urllib.request.urlopen(provider + '/cheat/' + urllib.parse.quote(name)).read()
+def cheat(name): tell('cheat/' + name)
 def does(call, **given):
     try: return call(Bucket='alice-b', **given)
     except ClientError as error: return error.response['Error']['Code']
@@ -337,23 +416,34 @@ assert listed() == good
 assert does(s3.head_object, Key='none') == '404' and read('none') == 'NoSuchKey'
 "#;
 
+/// A gateway in front of such a provider, and lines of Python to tell that one something.
+fn behind_hostile(lines: &str) -> (Lab, String) {
+    let (port, mut lab) = (hostile(), Lab::without_gateway(""));
+    lab.write("provider.toml", "access_key = \"PROVIDER\"\nsecret_key = \"provider-secret-provider\"\n");
+    lab.configure(&format!(
+        "backend = \"s3://cloud/tenant\"\nprovider.endpoint = \"http://127.0.0.1:{port}\"\n\
+         provider.credentials = \"provider.toml\"\n{lines}"
+    ));
+    lab.start();
+    let tell = format!(
+        "import urllib.parse\nfrom botocore.exceptions import ClientError\n\
+         patient = boto3.client('s3', endpoint_url=URL, config=Config(\n    \
+             read_timeout=300, retries={{'max_attempts': 0}}, s3={{'addressing_style': 'path'}}))\n\
+         def tell(what):\n    url = 'http://127.0.0.1:{port}/told/' + urllib.parse.quote(what)\n    \
+         return urllib.request.urlopen(url).read().decode()\n"
+    );
+    (lab, tell)
+}
+
 /// The gateway stays up, takes no more memory than for its own work, and answers with errors that are not its client's.
 #[test]
 fn a_provider_answers_what_it_likes() {
     if !crate::boto::is_there() {
         return;
     }
-    let (port, mut lab) = (hostile(), Lab::without_gateway(""));
-    lab.write("provider.toml", "access_key = \"PROVIDER\"\nsecret_key = \"provider-secret-provider\"\n");
-    lab.configure(&format!(
-        "backend = \"s3://cloud/tenant\"\nprovider.endpoint = \"http://127.0.0.1:{port}\"\n\
-         provider.credentials = \"provider.toml\"\nprovider.retries = 1\nprovider.timeout_seconds = 1\n"
-    ));
-    lab.start();
+    let (mut lab, tell) = behind_hostile("provider.retries = 1\nprovider.timeout_seconds = 1\n");
     lab.data("noise", 3 << 20);
-    let head = format!("import os\nos.environ['PROVIDER_URL'] = 'http://127.0.0.1:{port}'\n");
-    let import = "import urllib.parse\nfrom botocore.exceptions import ClientError\n";
-    lab.python(&(head + import + CASES));
+    lab.python(&(tell + CASES));
     let status = fs::read_to_string(format!("/proc/{}/status", lab.pid())).expect("it runs");
     let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB"));
     let peak: u64 = peak.and_then(|peak| peak.parse().ok()).expect("a size");
@@ -362,4 +452,66 @@ fn a_provider_answers_what_it_likes() {
     assert_eq!(lab.stop("TERM"), Some(0));
     let log = lab.log();
     assert!(log.contains("it lists in a circle") && !log.contains("panicked"), "{log}");
+}
+
+/// Starts a gateway again, and waits until it has searched for what an earlier one has left.
+fn swept(lab: &mut Lab) {
+    const SEARCHED: &str = "had left of objects is removed";
+    assert_eq!(lab.stop("TERM"), Some(0));
+    let before = lab.log().matches(SEARCHED).count();
+    lab.start();
+    until("it has searched", || lab.log().matches(SEARCHED).count() > before);
+}
+
+/// Three hundred thousand parts: whoever lists uploads, or looks for those that have ended, asks for none of them.
+#[test]
+fn uploads_are_found_without_the_names_of_their_parts() {
+    const ASKED: &str = "asked = tell('asked/').split('\\n')\nlists = [line for line in asked if line.startswith('GET /cloud ') or line.startswith('GET /cloud/ ')]\n\
+        assert lists and all(line.endswith(' /') for line in lists), lists\n\
+        assert not [line for line in asked if line.split()[1].split('/')[-1].isdigit()] and len(asked) < 700, len(asked)\n";
+    if !crate::boto::is_there() {
+        return;
+    }
+    let (mut lab, tell) = behind_hostile("");
+    lab.python(&format!(
+        "{tell}s3.create_bucket(Bucket='alice-b')\n\
+         ids = {{s3.create_multipart_upload(Bucket='alice-b', Key=f'k{{n % 7}}')['UploadId'] for n in range(300)}}\n\
+         tell('parts/1000')\nfound, got, more = [], {{'IsTruncated': True}}, {{}}\n\
+         while got['IsTruncated']:\n    \
+             got = patient.list_multipart_uploads(Bucket='alice-b', MaxUploads=200, **more)\n    \
+             found += [up['UploadId'] for up in got['Uploads']]\n    \
+             more = dict(KeyMarker=got.get('NextKeyMarker', ''), UploadIdMarker=got.get('NextUploadIdMarker', ''))\n\
+         assert set(found) == ids and len(found) == 300, len(found)\n{ASKED}tell('cheat/')"
+    ));
+    swept(&mut lab);
+    lab.python(&format!("{tell}{ASKED}assert tell('names/').count('/00001') == 300"));
+    // With its uploads, the bucket can be removed: they end, and nothing of them is left.
+    lab.python(&format!(
+        "{tell}tell('parts/2')\npatient.delete_bucket(Bucket='alice-b')\n\
+         assert 'lamassu.uploads' not in tell('names/'), tell('names/')"
+    ));
+}
+
+#[test]
+fn a_bucket_whose_uploads_cannot_be_listed_keeps_no_other_from_being_swept() {
+    if !crate::boto::is_there() {
+        return;
+    }
+    let (mut lab, tell) = behind_hostile("");
+    lab.python(&format!(
+        "{tell}for n in range(3):\n    s3.create_bucket(Bucket=f'alice-{{n}}')\n    \
+         for _ in range(2): s3.create_multipart_upload(Bucket=f'alice-{{n}}', Key='k')\n\
+         tell('parts/3')\ntell('ended/')\nassert tell('names/').count('/0000') == 18\n\
+         s3.create_multipart_upload(Bucket='alice-1', Key='stays')\ntell(\"cheat/one bucket's uploads\")"
+    ));
+    swept(&mut lab);
+    let left = lab.python(&format!("{tell}print(tell('names/').count('/0000'), tell('names/').count('/upload'))"));
+    // Those of its first upload were removed before the listing was known to be wrong.
+    assert_eq!(left.trim(), "3 1");
+    for said in ["uploads of a bucket were not searched", "but not where it was not searched"] {
+        assert!(lab.log().contains(said), "{said}: {}", lab.log());
+    }
+    lab.python(&format!("{tell}tell('cheat/')"));
+    swept(&mut lab);
+    assert_eq!(lab.python(&format!("{tell}print(tell('names/').count('/0000'))")).trim(), "0");
 }

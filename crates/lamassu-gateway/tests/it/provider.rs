@@ -224,7 +224,7 @@ impl Provider {
         walk(&root, &mut |path| {
             let name = path.strip_prefix(&root).expect("below").as_os_str().as_encoded_bytes();
             let content = if path.is_file() { fs::read(path).expect("reads") } else { Vec::new() };
-            let has = |bytes: &[u8]| bytes.windows(text.len()).any(|part| part == text.as_bytes());
+            let has = |bytes: &[u8]| memchr::memmem::find(bytes, text.as_bytes()).is_some();
             if has(name) || has(&content) {
                 found.push(path.to_owned());
             }

@@ -30,6 +30,28 @@ fn lists_are_those_of_a_model() {
     checked(&["markers"], [Kind::Moto]);
 }
 
+/// Kept listings are shared. A reader displaces another user's, and asks for what is behind a group that has all keys.
+#[test]
+fn a_token_that_is_made_up_cuts_no_other_listing_short() {
+    for kind in kinds(Kind::S3sFs) {
+        Lab::remote(kind, "").python(
+            "from botocore.exceptions import ClientError\n\
+             reader = client(aws_access_key_id='READER', aws_secret_access_key='reader-secret-reader')\n\
+             B = 'alice-b'\ns3.create_bucket(Bucket=B)\n\
+             for key in ['k1', 'k2', 'k3']: s3.put_object(Bucket=B, Key=key, Body=b'x')\n\
+             got = s3.list_objects_v2(Bucket=B, MaxKeys=1)\n\
+             found = [item['Key'] for item in got['Contents']]\n\
+             for n in range(64): reader.list_objects_v2(Bucket=B, Prefix=f'other-{n}')\n\
+             try:\n    reader.list_objects_v2(Bucket=B, ContinuationToken='Zw')\n    code = 'none'\n\
+             except ClientError as error: code = error.response['Error']['Code']\n\
+             while got['IsTruncated']:\n    \
+                 got = s3.list_objects_v2(Bucket=B, MaxKeys=1, ContinuationToken=got['NextContinuationToken'])\n    \
+                 found += [item['Key'] for item in got.get('Contents', [])]\n\
+             assert (found, code) == (['k1', 'k2', 'k3'], 'InvalidArgument'), (found, code)",
+        );
+    }
+}
+
 #[test]
 fn objects_are_made_of_parts() {
     checked(&["parts::multipart", "parts::large_parts"], kinds(Kind::S3sFs));

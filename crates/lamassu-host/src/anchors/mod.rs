@@ -217,7 +217,9 @@ impl Anchors {
             return Ok(anchor);
         }
         if self.by_turns {
-            return Err(Error::NotAtServer);
+            // Another host may have moved it to a server, of which this one does not know.
+            let is_here = path.try_exists().unwrap_or(true);
+            return Err(if is_here { Error::NotAtServer } else { AnchorError::Missing { path }.into() });
         }
         let table = match access {
             Access::Read => DiskTable::open_read_only(&path, Readers::InsteadOfWriter)?,

@@ -2,6 +2,7 @@
 
 use super::{Keeper, Kept};
 use crate::anchors::{self, Access, check};
+use crate::open::{LOOK_AGAIN, SHOWN_WITHIN};
 use crate::{Place, Result};
 use lamassu_anchor::Anchor;
 use lamassu_crypto::KeyRing;
@@ -14,11 +15,8 @@ use lamassu_vault::turns::Turns;
 use lamassu_vault::{Forest, Options, Vault, VaultError};
 use std::collections::HashMap;
 use std::sync::{Arc, MutexGuard, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-/// How long the store may take to show the header that another host has put there, and how often to look.
-const SHOWN_WITHIN: Duration = Duration::from_secs(2);
-const LOOK_AGAIN: Duration = Duration::from_millis(50);
 /// Starts taking turns with a dataset.
 type Drive = fn(&Arc<Forest>, &Arc<Keeper>, Number) -> Result<(Arc<Turns>, Arc<dyn Locks>)>;
 

@@ -2,7 +2,7 @@ use super::*;
 use crate::control::protocol::{Caller, DatasetSpec, Ended, Properties};
 use crate::testing::{anchored, key, served, served_under, vault};
 use lamassu_crypto::SecretBytes;
-use lamassu_format::header::{HistoryHead, HistoryMark};
+use lamassu_format::header::{Header, HistoryHead, HistoryMark};
 use lamassu_keys::{Material, NewSlot, SlotKind, Update, cost, unlock};
 use lamassu_vault::FileSystem;
 use lamassu_vault::forest::member_of;

@@ -4,10 +4,10 @@
 //! shares the blocks, flash behind its translation layer, a data journal), the old bytes stay. `docs/threat-model.md`
 //! and every receipt say so.
 
-use super::error::writing;
+use super::error::{reading, writing};
 use super::regular::{self, Links};
 use super::steps::{self, Erasing};
-use super::{FileError, sync_dir_of};
+use super::{FileError, dir_of, is_same, sync_dir_of};
 use lamassu_format::header::{HEADER_MAX, Header, VaultHeader, VaultId};
 use rustix::fs::FallocateFlags;
 use serde::{Deserialize, Serialize};
@@ -38,48 +38,70 @@ pub enum Outcome {
     Nothing,
     /// Overwritten and removed.
     Erased(Erased),
-    /// It is not a header of the vault, and has other names: someone else's file, linked there by someone who can write
-    /// to the store.
+    /// It is not a header of the vault, or cannot be read, and has other names: someone else's file, linked there by
+    /// someone who can write to the store.
     Left,
 }
 
 /// Overwrites a file, syncs it, frees its blocks and removes it, if it is an old header of the vault `id`. If it is the
-/// one in place, at `header`, it only loses this name.
+/// one in place, at `header`, it only loses this name. So does one that says that the keys are destroyed: it has none,
+/// and is in place under another name, where names of one file show different numbers.
 ///
 /// # Errors
-/// [`FileError::Write`].
+/// [`FileError::Read`], [`FileError::Write`].
 pub fn file(path: &Path, header: &Path, id: &VaultId) -> Result<Outcome, FileError> {
+    named_or_not(path, header, id, false)
+}
+
+/// The same, but the file keeps its name: [`has_left`] finds it.
+pub(crate) fn content(path: &Path, header: &Path, id: &VaultId) -> Result<Outcome, FileError> {
+    named_or_not(path, header, id, true)
+}
+
+fn named_or_not(path: &Path, header: &Path, id: &VaultId, keeps_name: bool) -> Result<Outcome, FileError> {
     let Some((file, meta)) = regular(path)? else { return Ok(Outcome::Nothing) };
-    match header.symlink_metadata() {
-        Ok(m) if (m.dev(), m.ino()) == (meta.dev(), meta.ino()) => {
-            return std::fs::remove_file(path).map(|()| Outcome::Nothing).map_err(writing("remove", path));
-        }
+    let is_in_place = match header.symlink_metadata() {
+        Ok(m) => (m.dev(), m.ino()) == (meta.dev(), meta.ino()),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => false,
         // Without an answer it may be that one.
-        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(writing("stat", header)(e)),
-        Ok(_) | Err(_) => {}
+        Err(e) => return Err(writing("stat", header)(e)),
+    };
+    let found = header_of(&file, id);
+    if is_in_place || matches!(&found, Ok(Some(found)) if found.destroyed().is_some()) {
+        if keeps_name {
+            return Ok(Outcome::Nothing);
+        }
+        return std::fs::remove_file(path).map(|()| Outcome::Nothing).map_err(writing("remove", path));
     }
-    if !may_be_overwritten(&file, &meta, id) {
-        return Ok(Outcome::Left);
+    match found {
+        Ok(found) if found.is_none() && meta.nlink() > 1 => return Ok(Outcome::Left),
+        Ok(_) => {}
+        Err(_) if meta.nlink() > 1 => return Ok(Outcome::Left),
+        // Its bad blocks are overwritten too.
+        Err(_) if keeps_names(path).map_err(writing("look at", path))? => {}
+        Err(e) => return Err(reading("read", path)(e)),
     }
-    opened(&file, &meta, path).map(Outcome::Erased)
+    opened(&file, &meta, path, keeps_name).map(Outcome::Erased)
 }
 
-/// Whether [`file`] would erase something.
-pub fn has_left(path: &Path, id: &VaultId) -> bool {
-    regular(path).is_ok_and(|found| found.is_some_and(|(file, meta)| may_be_overwritten(&file, &meta, id)))
+/// Whether [`file`] would erase something. A file without another name may be half overwritten by an interrupted run.
+/// Others must be headers of the vault by their content.
+///
+/// # Errors
+/// [`FileError::Read`], [`FileError::Write`].
+pub fn has_left(path: &Path, id: &VaultId) -> Result<bool, FileError> {
+    match regular(path)? {
+        None => Ok(false),
+        Some((_, meta)) if meta.nlink() <= 1 => Ok(true),
+        Some((file, _)) => header_of(&file, id).map(|found| found.is_some()).map_err(reading("read", path)),
+    }
 }
 
-/// A file without another name may be half overwritten by an interrupted run, so it is erased. Others must be headers
-/// of the vault by their content.
-fn may_be_overwritten(file: &File, meta: &Metadata, id: &VaultId) -> bool {
-    meta.nlink() <= 1 || is_header_of(file, id)
-}
-
-/// Whether the content of a file is a header of the vault `id`.
-fn is_header_of(file: &File, id: &VaultId) -> bool {
+/// The content of a file, if it is a header of the vault `id`.
+fn header_of(file: &File, id: &VaultId) -> io::Result<Option<VaultHeader>> {
     let mut bytes = vec![0; HEADER_MAX + 1];
-    let Ok(len) = file.read_at(&mut bytes, 0) else { return false };
-    VaultHeader::parse(&bytes[..len]).is_ok_and(|header| header.id() == *id)
+    let len = file.read_at(&mut bytes, 0)?;
+    Ok(VaultHeader::parse(&bytes[..len]).ok().filter(|header| header.id() == *id))
 }
 
 /// Opens the regular file at `path` once: all checks and changes then apply to the same file.
@@ -95,10 +117,10 @@ fn regular(path: &Path) -> Result<Option<(File, Metadata)>, FileError> {
 }
 
 /// Erases the open file at `path`. What took its place is durable before: a power cut would bring the noise back.
-fn opened(file: &File, meta: &Metadata, path: &Path) -> Result<Erased, FileError> {
+fn opened(file: &File, meta: &Metadata, path: &Path, keeps_name: bool) -> Result<Erased, FileError> {
     sync_dir_of(path)?;
     let file = writable(file).map_err(writing("open", path))?;
-    let mut on_disk = OnDisk { path: path.into(), file, punched: false };
+    let mut on_disk = OnDisk { path: path.into(), file, punched: false, keeps_name };
     steps::erase(&mut on_disk)?;
     Ok(Erased {
         file: path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
@@ -126,16 +148,17 @@ pub(super) fn emptied(file: &File, path: &Path) -> Result<Option<Erased>, FileEr
 }
 
 /// Removes what is at `path`, usually a replaced header. It is overwritten first, unless another name leads to it,
-/// which is someone's copy, or the store may lose the name of the header that replaced it.
+/// which is someone's copy, or the store may lose the name of the header that replaced it. What cannot be looked at
+/// keeps its name.
 ///
 /// # Errors
 /// [`FileError::Write`].
 pub fn replaced(path: &Path) -> Result<(), FileError> {
-    if let Ok(Some((file, meta))) = regular(path)
+    if let Some((file, meta)) = regular(path)?
         && meta.nlink() == 1
-        && keeps_names(path)
+        && keeps_names(path).map_err(writing("look at", path))?
     {
-        return opened(&file, &meta, path).map(drop);
+        return opened(&file, &meta, path, false).map(drop);
     }
     match std::fs::remove_file(path) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => Err(writing("remove", path)(e)),
@@ -147,9 +170,10 @@ pub fn replaced(path: &Path) -> Result<(), FileError> {
 /// `path` may be another file.
 pub(super) fn replaced_header(old: &File, path: &Path) -> Result<(), FileError> {
     let meta = old.metadata().map_err(writing("stat", path))?;
-    let is_there = path.symlink_metadata().is_ok_and(|m| (m.dev(), m.ino()) == (meta.dev(), meta.ino()));
+    let is_there = is_same(old, path).map_err(writing("stat", path))?;
+    let keeps_names = keeps_names(path).map_err(writing("look at", path))?;
     match (is_there, meta.nlink()) {
-        (true, 1) if meta.is_file() && keeps_names(path) => opened(old, &meta, path).map(drop),
+        (true, 1) if meta.is_file() && keeps_names => opened(old, &meta, path, false).map(drop),
         (true, _) => std::fs::remove_file(path).map_err(writing("remove", path)),
         (false, _) => unnamed(old, path),
     }
@@ -157,15 +181,22 @@ pub(super) fn replaced_header(old: &File, path: &Path) -> Result<(), FileError> 
 
 /// Erases the header `old` of the vault `id`, which was replaced and kept as `path`, if it has lost that name and has
 /// no other. Not every file system counts names: where one is counted, it must be a header of the vault by its content.
+/// Behind a server that count means nothing, nor do the numbers of files.
 pub(super) fn nameless(old: &File, path: &Path, id: &VaultId) -> Result<Option<Erased>, FileError> {
     let meta = old.metadata().map_err(writing("stat", path))?;
-    let is_there = path.symlink_metadata().is_ok_and(|m| (m.dev(), m.ino()) == (meta.dev(), meta.ino()));
-    let may_be_erased = || match meta.nlink() {
+    let counts = keeps_names(path).map_err(writing("look at", path))?;
+    let is_there = match path.symlink_metadata() {
+        Ok(there) => !counts || (there.dev(), there.ino()) == (meta.dev(), meta.ino()),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => false,
+        Err(e) => return Err(writing("stat", path)(e)),
+    };
+    let may_be_erased = match meta.nlink() {
+        _ if is_there || !meta.is_file() => false,
         0 => true,
-        1 => is_header_of(old, id),
+        1 => counts && header_of(old, id).map_err(reading("read", path))?.is_some(),
         _ => false,
     };
-    match meta.is_file() && !is_there && may_be_erased() {
+    match may_be_erased {
         true => emptied(&writable(old).map_err(writing("open", path))?, path),
         false => Ok(None),
     }
@@ -189,16 +220,30 @@ pub(super) fn writable(file: &File) -> io::Result<File> {
 /// below has stored.
 const NAMES_UNSURE: [u64; 4] = [0x6573_5546, 0x0102_1997, 0xFF53_4D42, 0xFE53_4D42];
 
+/// `f_type` of NFS. If a file is open that loses its name, it is first renamed aside.
+const RENAMES_OPEN: u64 = 0x6969;
+
+fn type_of(path: &Path) -> io::Result<u64> {
+    Ok(rustix::fs::statfs(dir_of(path))?.f_type as u64 & 0xffff_ffff)
+}
+
 /// Whether a rename that was synced is durable. If not, a power cut at the server can bring the old name back, which
-/// must then lead to the old header and not to noise.
-pub(super) fn keeps_names(path: &Path) -> bool {
-    rustix::fs::statfs(path).is_ok_and(|st| !NAMES_UNSURE.contains(&(st.f_type as u64 & 0xffff_ffff)))
+/// must then lead to the old header and not to noise. There, numbers of files and of their names mean nothing either.
+pub(super) fn keeps_names(path: &Path) -> io::Result<bool> {
+    Ok(!NAMES_UNSURE.contains(&type_of(path)?))
+}
+
+/// Whether a file that is open when it loses its name stays open, without a name. Where it gets another one first, as
+/// on NFS and behind libfuse, it must not be open: for a moment no name would lead to a header.
+pub(super) fn keeps_nameless(path: &Path) -> io::Result<bool> {
+    let found = type_of(path)?;
+    Ok(found != RENAMES_OPEN && !NAMES_UNSURE.contains(&found))
 }
 
 /// Overwrites a file that was replaced at `path`, durably, if no name leads to it: another name is someone's copy.
 pub(super) fn unnamed(file: &File, path: &Path) -> Result<(), FileError> {
-    let is_unnamed = file.metadata().is_ok_and(|m| m.is_file() && m.nlink() == 0) && keeps_names(path);
-    if !is_unnamed {
+    let meta = file.metadata().map_err(writing("stat what was at", path))?;
+    if !meta.is_file() || meta.nlink() > 0 || !keeps_names(path).map_err(writing("look at", path))? {
         return Ok(());
     }
     let done = writable(file).and_then(|file| overwrite(&file).map(|()| file));
@@ -234,6 +279,7 @@ struct OnDisk {
     path: PathBuf,
     file: File,
     punched: bool,
+    keeps_name: bool,
 }
 
 impl Erasing for OnDisk {
@@ -254,6 +300,9 @@ impl Erasing for OnDisk {
     }
 
     fn remove(&mut self) -> Result<(), FileError> {
+        if self.keeps_name {
+            return Ok(());
+        }
         std::fs::remove_file(&self.path).map_err(writing("remove", &self.path))
     }
 

@@ -17,21 +17,22 @@ pub mod erase;
 mod error;
 mod kept;
 mod new_file;
-pub(crate) mod regular;
+pub mod regular;
 mod steps;
 
 pub use error::FileError;
 
 use crate::witness::{self, Basis, Replacement, Replacing, Taken, ToReplace, Witness};
 use error::{reading, writing};
+use kept::{KeptAs, Old};
 use lamassu_crypto::wrap;
 use lamassu_format::header::{HEADER_MAX, Header, HistoryMark, VaultId};
 use lamassu_format::name;
 use regular::Links;
-use std::cell::Cell;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
@@ -115,6 +116,8 @@ pub struct Update {
     /// second names of the present header that were left behind are removed, or are this update's
     has_cleared: bool,
     committed: bool,
+    /// it was tried to put the new header in place, which may have succeeded although the store said no
+    has_tried: bool,
     /// of the new header
     id: [u8; 16],
     witness: Arc<dyn Witness>,
@@ -130,6 +133,12 @@ pub struct Update {
     taken: Option<Box<dyn Taken>>,
     /// the witness's record of the replacement under way
     replacing: Option<Box<dyn Replacing>>,
+    /// the header that is replaced
+    old: Old,
+    /// second names that this update has given it
+    given: Vec<PathBuf>,
+    /// it keeps a name for good: see [`Update::keeping_replaced`]
+    keeps_as: Option<KeptAs>,
 }
 
 impl Update {
@@ -172,6 +181,7 @@ impl Update {
                         erases_left: false,
                         has_cleared: false,
                         committed,
+                        has_tried: false,
                         id,
                         witness,
                         basis,
@@ -180,6 +190,9 @@ impl Update {
                         begun: None,
                         taken: None,
                         replacing: None,
+                        old: Old::Left(None),
+                        given: Vec::new(),
+                        keeps_as: None,
                     });
                 }
                 // An update never gives its file a second name. So this file is someone else's, linked here by someone
@@ -273,74 +286,10 @@ impl Update {
     /// [`FileError::Exists`], [`FileError::Header`] for values out of bounds, [`FileError::Write`].
     pub fn create<H: Header>(self, header: &H) -> Result<(), FileError> {
         match self.path.symlink_metadata() {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => self.put(header, MODE_NEW, steps::replace),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => self.put(header, MODE_NEW, steps::replace).map(drop),
             Err(e) => Err(writing("stat", &self.path)(e)),
             Ok(_) => Err(FileError::Exists { path: shown(&self.path) }),
         }
-    }
-
-    /// Replaces the header, keeping its permissions and, if possible, its owner. The old one is overwritten in place,
-    /// unless it has another name. A vault's old header keeps a name until then ([`Update::kept_path`]). So a program
-    /// that is killed leaves no intact header in blocks without a name: the next change, or the next attempt to destroy
-    /// the keys, removes it.
-    ///
-    /// # Errors
-    /// [`FileError::Missing`], [`FileError::Header`] for values out of bounds, [`FileError::Write`]. Then the old
-    /// header is intact, unless only the last step, the sync of the directory, failed.
-    pub fn replace<H: Header>(self, header: &H) -> Result<(), FileError> {
-        let mode = self.take_over_owner()?;
-        let (path, kept) = (self.path.clone(), self.kept_path());
-        let old = regular::open(&path);
-        let may_keep = lies_in_the_store(&path) && erase::keeps_names(&path);
-        // Whether the old header has its second name, and whether this update has given it.
-        let kept_by = Cell::new(None);
-        let done = self.put(header, mode, |update, json| {
-            update.go_on()?;
-            kept_by.set(if may_keep { update.link_kept().ok() } else { None });
-            if kept_by.get().is_some() {
-                return steps::replace_keeping(update, json);
-            }
-            update.remove_second_name(name::HEADER_REPLACING)?;
-            steps::replace(update, json)
-        });
-        if done.is_err() && kept_by.get() == Some(true) && is_one_file(&kept, &path) {
-            let _ = std::fs::remove_file(&kept);
-        }
-        done?;
-        let erased = match kept_by.get() {
-            Some(_) => old.map_err(writing("open", &path)).and_then(|old| {
-                warn_of_copies(&old, &path);
-                erase::replaced_header(&old, &kept)
-            }),
-            None => old.map_or(Ok(()), |old| erase::unnamed(&old, &path)),
-        };
-        // The change was made, so a failure here is not an error of it.
-        if let Err(error) = erased {
-            tracing::warn!(%error, "the header that was replaced could not be overwritten: the keys of its slots may still open it in the store");
-        }
-        Ok(())
-    }
-
-    /// The same, but the old header stays intact under the name of [`Update::kept_path`], for [`erase::file`]. Where
-    /// locks do not reach other hosts, one of them may remove that name: then the old header is overwritten here.
-    ///
-    /// # Errors
-    /// As [`Update::replace`]. If the store has no hard links, the header may be missing after a crash;
-    /// [`Update::put_back`] restores the kept one. Or the new header is in place, and the old one, which has no name,
-    /// could not be overwritten.
-    pub(crate) fn replace_keeping<H: Header>(self, header: &H) -> Result<Option<erase::Erased>, FileError> {
-        let mode = self.take_over_owner()?;
-        let (path, kept) = (self.path.clone(), self.kept_path());
-        let old = regular::open(&path).map_err(writing("open", &path))?;
-        let id = VaultId(header.keys().id);
-        if let Err(error) = self.put(header, mode, steps::replace_keeping) {
-            // A store without hard links: the old header may have its second name alone.
-            if let Err(error) = kept::put_back(&path, &kept) {
-                tracing::error!(%error, "the header has lost its name: `lamassu key destroy` gives it back");
-            }
-            return Err(error);
-        }
-        erase::nameless(&old, &kept, &id)
     }
 
     /// Gives the new file the owner of the old one. Returns the old one's mode.
@@ -377,8 +326,9 @@ impl Update {
     }
 
     /// Whether an earlier program has left something in the new file's place.
-    pub(crate) fn has_left(&self) -> bool {
-        self.new_file.metadata().is_ok_and(|meta| meta.len() > 0)
+    pub(crate) fn has_left(&self) -> Result<bool, FileError> {
+        let found = self.new_file.metadata().map_err(reading("stat", &self.new_path))?;
+        Ok(found.len() > 0)
     }
 
     /// Erases that; the file is removed when the update is dropped. Only for whoever has the right to write to the
@@ -404,7 +354,7 @@ impl Update {
         header: &H,
         mode: u32,
         steps: impl FnOnce(&mut Self, &[u8]) -> Result<(), FileError>,
-    ) -> Result<(), FileError> {
+    ) -> Result<Self, FileError> {
         let json = header.to_json().map_err(|source| FileError::Header { path: shown(&self.path), source })?;
         self.id = header.keys().id;
         let new = &self.new_path;
@@ -422,7 +372,7 @@ impl Update {
         if let Some(Err(error)) = self.replacing.take().map(Replacing::replaced) {
             tracing::warn!(%error, "the anchor does not yet know that the header was replaced");
         }
-        Ok(())
+        Ok(self)
     }
 }
 
@@ -454,18 +404,7 @@ impl Steps for Update {
 
     fn keep(&mut self) -> Result<(), FileError> {
         self.go_on()?;
-        let kept = self.kept_path();
-        // What an earlier attempt left there is overwritten, whatever the store does with names: the old header durably
-        // gets that name before it loses its own.
-        let is_other = !is_one_file(&kept, &self.path);
-        if is_other && erase::file(&kept, &self.path, &VaultId(self.id))? == erase::Outcome::Left {
-            std::fs::remove_file(&kept).map_err(writing("remove", &kept))?;
-        }
-        // Not every store has hard links.
-        self.link_kept()
-            .map(drop)
-            .or_else(|_| std::fs::rename(&self.path, &kept))
-            .map_err(writing("keep the old header as", &kept))
+        self.keep_old()
     }
 
     fn rename(&mut self) -> Result<(), FileError> {
@@ -474,6 +413,7 @@ impl Steps for Update {
         if Some(self.found_new().map_err(reading("read", &self.new_path))?) != self.written {
             return Err(FileError::Busy { path: shown(&self.path) });
         }
+        self.has_tried = true;
         std::fs::rename(&self.new_path, &self.path).map_err(writing("rename", &self.new_path))?;
         self.committed = true;
         Ok(())
@@ -488,7 +428,7 @@ fn dir_of(path: &Path) -> &Path {
     path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-fn sync_dir_of(path: &Path) -> Result<(), FileError> {
+pub(crate) fn sync_dir_of(path: &Path) -> Result<(), FileError> {
     let dir = dir_of(path);
     File::open(dir).and_then(|d| d.sync_all()).map_err(writing("sync directory", dir))
 }
@@ -538,18 +478,6 @@ impl Drop for Update {
     }
 }
 
-/// Warns if another name leads to the header that was replaced at `path`: then it is not overwritten. A restore gives
-/// it one on purpose.
-fn warn_of_copies(old: &File, path: &Path) {
-    let is_here = |name: &&str| is_same(old, &path.with_file_name(name)).unwrap_or(false);
-    let ours = [name::HEADER_REPLACED, name::HEADER_REPLACING].iter().filter(|name| is_here(name)).count() as u64;
-    if old.metadata().is_ok_and(|meta| meta.nlink() > ours) {
-        tracing::warn!(
-            "another name (a hard link) leads to the header that was replaced, so it was not overwritten: the keys of its slots still open it there"
-        );
-    }
-}
-
 /// Whether this is a vault's header, by its name.
 fn lies_in_the_store(path: &Path) -> bool {
     path.file_name().is_some_and(|name| name == name::HEADER)
@@ -558,7 +486,8 @@ fn lies_in_the_store(path: &Path) -> bool {
 /// Links in the place of a vault's header, or of one beside it, are the store's.
 fn links_of(path: &Path) -> Links {
     let of_header = [name::HEADER, name::HEADER_NEW, name::HEADER_REPLACED, name::HEADER_REPLACING];
-    let is_one = path.file_name().is_some_and(|file| of_header.iter().any(|name| file == *name));
+    let is_header = |file: &OsStr| of_header.iter().any(|name| file == *name) || name::is_set_aside(file.as_bytes());
+    let is_one = path.file_name().is_some_and(is_header);
     if is_one { Links::Refused } else { Links::Followed }
 }
 

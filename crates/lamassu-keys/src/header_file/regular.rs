@@ -14,7 +14,7 @@ const TRIES_MAX: u32 = 8;
 
 /// What a symbolic link at the path means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Links {
+pub enum Links {
     /// The user's: it is followed.
     Followed,
     /// The store's: it is no regular file.
@@ -22,7 +22,10 @@ pub(crate) enum Links {
 }
 
 /// Opens the regular file at a path, which is there. `None`: something else is there, and was not opened.
-pub(crate) fn find(path: &Path, links: Links, access: &OpenOptions) -> io::Result<Option<File>> {
+///
+/// # Errors
+/// Those of the system.
+pub fn find(path: &Path, links: Links, access: &OpenOptions) -> io::Result<Option<File>> {
     let mut flags = OFlags::PATH | OFlags::CLOEXEC;
     flags.set(OFlags::NOFOLLOW, links == Links::Refused);
     let mut tried = 0;

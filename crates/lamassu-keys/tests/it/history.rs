@@ -16,11 +16,11 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 
-fn raw(byte: u8) -> Material {
+pub fn raw(byte: u8) -> Material {
     Material::new(SlotKind::Raw, SecretBytes::new(vec![byte; 32])).unwrap()
 }
 
-fn slot<'a>(material: &'a Material, label: &'a str) -> NewSlot<'a> {
+pub fn slot<'a>(material: &'a Material, label: &'a str) -> NewSlot<'a> {
     NewSlot { material, cost: Argon2Params::new(64, 1, 2).unwrap(), label, created: 5 }
 }
 
@@ -29,23 +29,28 @@ struct Lab {
     dir: tempfile::TempDir,
 }
 
+/// Makes a vault's header and its history.
+pub fn fill(dir: &Path) {
+    let new = NewVault {
+        suite: Suite::Aes,
+        geometry: Geometry::new(4096, 8).unwrap(),
+        names: NameMode::Encrypted,
+        name_max: 255,
+        convergent_small_files: true,
+        compression: None,
+        domain: Domain::Zone,
+        zone: Zone::Private,
+        created: 5,
+    };
+    let (mut header, keys) = create_vault(&new, &slot(&raw(1), "first")).unwrap();
+    let update = Update::begin(&dir.join(name::HEADER), &lamassu_keys::nobody()).unwrap();
+    update.create_recorded(&mut header, &keys, &[Event::new(EventKind::Created).slot(1)]).unwrap();
+}
+
 impl Lab {
     fn new() -> Lab {
         let lab = Lab { dir: tempfile::tempdir().unwrap() };
-        let new = NewVault {
-            suite: Suite::Aes,
-            geometry: Geometry::new(4096, 8).unwrap(),
-            names: NameMode::Encrypted,
-            name_max: 255,
-            convergent_small_files: true,
-            compression: None,
-            domain: Domain::Zone,
-            zone: Zone::Private,
-            created: 5,
-        };
-        let (mut header, keys) = create_vault(&new, &slot(&raw(1), "first")).unwrap();
-        let update = Update::begin(&lab.header_path(), &lamassu_keys::nobody()).unwrap();
-        update.create_recorded(&mut header, &keys, &[Event::new(EventKind::Created).slot(1)]).unwrap();
+        fill(lab.dir.path());
         lab
     }
 

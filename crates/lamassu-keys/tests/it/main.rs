@@ -10,6 +10,7 @@ mod https;
 #[path = "support/https_server.rs"]
 mod https_server;
 mod kmip;
+mod old_headers;
 mod rotate;
 mod sources;
 mod unlock;

@@ -7,6 +7,19 @@ fn acquire(server: &mut Server, session: SessionId, mode: Mode, now: Millis) -> 
     server.call(session, Call::Acquire { request: RequestNo(0), object: OBJECT, mode }, now).replies
 }
 
+/// The next report of a session, by a new connection.
+fn report(server: &Server, session: SessionId, held: &[Grant], kept: &[Object], locks: &[Lock]) -> Call {
+    let number = (1..).find(|number| !server.is_late(session, *number)).unwrap();
+    let (held, kept, locks) = (held.to_vec(), kept.to_vec(), locks.to_vec());
+    Call::Resume { number, held, kept, taken_over: Vec::new(), locks }
+}
+
+/// A session has a new connection.
+fn resumes(server: &mut Server, session: SessionId, held: &[Grant], now: Millis) -> Step {
+    let report = report(server, session, held, &[], &[]);
+    server.call(session, report, now)
+}
+
 #[test]
 fn a_lease_is_recalled_when_it_was_held_for_long_enough_and_the_server_says_when() {
     let terms = Terms::DEFAULT;
@@ -33,7 +46,7 @@ fn what_is_taken_from_a_session_is_given_to_others_a_term_later() {
     assert_eq!((out.replies, out.changes), (vec![(a, Reply::Ended)], vec![]));
     assert!(!server.may_change(a, OBJECT) && !beats(&mut server, a, Millis(400)));
     let _ = server.call(a, Call::Release { grant, keeps: None }, Millis(400));
-    let _ = server.call(a, Call::Resume { held: vec![grant], kept: Vec::new(), locks: vec![] }, Millis(400));
+    let _ = resumes(&mut server, a, &[grant], Millis(400));
     assert!(beats(&mut server, b, Millis(400)));
     assert!(server.tick(Millis(199) + term).replies.is_empty() && server.is_alive(a));
     let replies = server.tick(Millis(200) + term).replies;
@@ -80,7 +93,7 @@ fn a_holder_that_is_asked_and_holds_on_stops_and_then_ends_though_it_beats() {
         last = if now < 100 + term { now } else { last };
         assert!(beats(&mut server, b, Millis(now)));
         // A session with a new connection is recalled again, and gets no more time.
-        let again = server.call(a, Call::Resume { held: vec![grant], kept: Vec::new(), locks: vec![] }, Millis(now));
+        let again = resumes(&mut server, a, &[grant], Millis(now));
         assert!(server.tick(Millis(now)).replies.is_empty() && again.changes.is_empty());
     };
     // Not before the host has stopped by its own clock.
@@ -102,7 +115,7 @@ fn a_holder_that_gives_back_late_is_answered_again() {
         }
         let now = Millis(term + 300);
         let given_back = match by_resuming {
-            true => Call::Resume { held: vec![], kept: Vec::new(), locks: vec![] },
+            true => report(&server, a, &[], &[], &[]),
             false => Call::Release { grant, keeps: None },
         };
         let step = server.call(a, given_back, now);
@@ -130,7 +143,7 @@ fn a_session_waits_once() {
     }
     let step = server.call(a, Call::Release { grant, keeps: None }, Millis(300));
     assert_eq!(step.replies.len(), 1);
-    assert!(server.objects.get(&OBJECT).is_some_and(|held| held.waiting.is_empty()));
+    assert!(server.objects.get(&OBJECT).is_some_and(|held| held.next().is_none()));
 }
 
 /// The report by which a session comes back is the first that the server hears after another one's term. Grants and
@@ -145,7 +158,7 @@ fn what_a_report_frees_is_not_given_to_the_session_that_reports() {
         let _ = server.call(session, Call::Lock { request, lock, waits: true }, Millis(100));
     }
     assert!(beats(&mut server, b, Millis(200)));
-    let step = server.call(b, Call::Resume { held: vec![], kept: Vec::new(), locks: vec![] }, Millis(100) + term);
+    let step = resumes(&mut server, b, &[], Millis(100) + term);
     assert_eq!(step.replies, [(a, Reply::Ended)]);
     assert!(!server.is_alive(a) && server.is_alive(b) && !server.may_change(b, OBJECT));
 }
@@ -165,12 +178,13 @@ fn a_holder_that_says_that_it_keeps_the_lease_is_answered_however_long() {
         assert!(server.tick(Millis(now)).replies.is_empty());
     }
     // A new connection says it again, and so it does to a server that starts anew.
-    let resume = |kept: &[Object]| Call::Resume { held: vec![grant], kept: kept.to_vec(), locks: vec![] };
-    let _ = server.call(a, resume(&[OBJECT]), Millis(5 * term));
+    let resume = |server: &Server, kept: &[Object]| report(server, a, &[grant], kept, &[]);
+    let says_again = resume(&server, &[OBJECT]);
+    let _ = server.call(a, says_again, Millis(5 * term));
     assert!(beats(&mut server, a, Millis(5 * term)) && beats(&mut server, b, Millis(5 * term)));
     for by_resuming in [false, true] {
         let mut server = server.clone();
-        let let_go = if by_resuming { resume(&[]) } else { keep(false) };
+        let let_go = if by_resuming { resume(&server, &[]) } else { keep(false) };
         let _ = server.call(a, let_go, Millis(5 * term));
         for now in [5 * term, 6 * term - 1] {
             assert!(beats(&mut server, a, Millis(now)) && beats(&mut server, b, Millis(now)));
@@ -228,7 +242,7 @@ fn what_is_kept_as_shared_is_taken_over() {
         assert!(!server.is_alive(a) && server.is_abandoned(OBJECT));
         let kept = Grant { mode: Mode::Shared, ..grant };
         let step = match by_resuming {
-            true => server.call(b, Call::Resume { held: vec![kept], kept: Vec::new(), locks: vec![] }, now),
+            true => resumes(&mut server, b, &[kept], now),
             false => server.call(b, Call::Release { grant, keeps: Some(Mode::Shared) }, now),
         };
         assert_eq!(step.changes, [Change::Released(OBJECT), Change::TakenOver(OBJECT)]);
@@ -257,4 +271,114 @@ fn a_shared_lease_that_is_kept_as_shared_stays_recalled() {
     let again = server.call(a, Call::Release { grant, keeps: Some(Mode::Shared) }, Millis(term - 1));
     assert_eq!(again, Step::default());
     assert!(!beats(&mut server, a, Millis(100 + term)), "its deadline is that of the recall");
+}
+
+/// Bytes of a connection that was given up may arrive after the next one has.
+#[test]
+fn a_report_that_comes_late_changes_nothing() {
+    let (mut server, a, b, grant) = contended();
+    let late = report(&server, a, &[], &[], &[]);
+    let _ = resumes(&mut server, a, &[grant], Millis(200));
+    let before = server.clone();
+    // Of what it says one part would make no sense.
+    let claims = Grant { number: GrantNo(7), ..grant };
+    let nonsense = Call::Resume { number: 1, held: vec![claims], kept: vec![], taken_over: vec![], locks: vec![] };
+    for late in [late, nonsense] {
+        assert!(server.is_late(a, 1) && server.call(a, late, Millis(200)) == Step::default());
+        assert!(server == before && server.may_change(a, OBJECT) && server.is_alive(b));
+    }
+    // A process that opens the vault again has heard of it.
+    let mut again = Server::start_again(Terms::DEFAULT, server.durable().clone(), server.given(), Millis(200));
+    again.has_heard(a, 1);
+    assert!(again.is_late(a, 1) && !again.is_late(a, 2) && !again.is_late(b, 1));
+}
+
+#[test]
+fn a_report_that_makes_no_sense_is_why_its_session_ends() {
+    let (mut server, a, _, grant) = contended();
+    let step = resumes(&mut server, a, &[Grant { number: GrantNo(7), ..grant }], Millis(200));
+    assert!(step.misreported == [a] && step.replies.contains(&(a, Reply::Ended)) && !server.is_alive(a));
+}
+
+/// A server that has started again knows of no shared leases and no locks before they are reported.
+#[test]
+fn a_session_that_is_turned_out_before_it_has_reported_may_have_anything() {
+    let term = Terms::DEFAULT.term();
+    let (mut before, _) = Server::start(Terms::DEFAULT, Durable::default(), Millis(0));
+    let ((a, _), (b, _)) = (before.join(Millis(0)), before.join(Millis(0)));
+    assert_eq!(acquire(&mut before, a, Mode::Shared, Millis(0)).len(), 1);
+    let (mut server, _) = Server::start(Terms::DEFAULT, before.durable().clone(), Millis(0));
+    let _ = resumes(&mut server, b, &[], Millis(0));
+    let out = server.turn_out(a, Millis(1));
+    assert_eq!((out.replies, out.changes), (vec![(a, Reply::Ended)], vec![]));
+    assert_eq!(acquire(&mut server, b, Mode::Exclusive, Millis(1)), []);
+    let key = LockKey { file: OBJECT, kind: LockKind::Range, owner: 1 };
+    let lock = Lock { key, range: Range::new(0, 9).unwrap(), mode: Mode::Exclusive, pid: 1 };
+    let asked = server.call(b, Call::Lock { request: RequestNo(5), lock, waits: true }, Millis(1));
+    assert_eq!(asked, Step::default());
+    assert!(beats(&mut server, b, Millis(term.0 - 1)));
+    let replies = server.tick(term).replies;
+    assert!(
+        matches!(replies[..], [(to, Reply::Ended), (next, Reply::Granted { .. }), (last, Reply::Lock { .. })]
+        if to == a && next == b && last == b),
+        "{replies:?}"
+    );
+}
+
+/// Its place is that of its request, however often its connection breaks meanwhile.
+#[test]
+fn a_session_that_reports_again_keeps_its_place_among_those_that_wait() {
+    let (mut server, a, b, grant) = contended();
+    let (c, _) = server.join(Millis(200));
+    assert_eq!(acquire(&mut server, c, Mode::Exclusive, Millis(200)), []);
+    let next = |server: &Server| server.objects.get(&OBJECT).and_then(Held::next).map(|next| next.session);
+    for _ in 0..3 {
+        let _ = resumes(&mut server, b, &[], Millis(200));
+        assert_eq!(next(&server), Some(c), "who has not asked again is not waited for");
+        assert_eq!(acquire(&mut server, b, Mode::Exclusive, Millis(200)), []);
+        assert_eq!(next(&server), Some(b));
+    }
+    // Another request is a new one.
+    let mut other = server.clone();
+    let _ = resumes(&mut other, b, &[], Millis(200));
+    assert_eq!(acquire(&mut other, b, Mode::Shared, Millis(200)), []);
+    assert_eq!(next(&other), Some(c));
+    let replies = server.call(a, Call::Release { grant, keeps: None }, Millis(300)).replies;
+    let [(to, Reply::Granted { grant, .. })] = replies[..] else { panic!("{replies:?}") };
+    assert_eq!(to, b);
+    let replies = server.call(b, Call::Release { grant, keeps: None }, Millis(300)).replies;
+    assert!(matches!(replies[..], [(to, Reply::Granted { .. })] if to == c), "it was granted once: {replies:?}");
+}
+
+/// What a host says of its takeover, and that it gives the object back, may be lost with its connection.
+#[test]
+fn what_was_taken_over_and_given_back_is_reported_by_the_next_connection() {
+    let now = Millis(100) + Terms::DEFAULT.term();
+    let (mut server, a, b, _) = contended();
+    assert!(beats(&mut server, b, Millis(200)));
+    let granted = server.tick(now).replies;
+    let [_, (_, Reply::Granted { grant, takes_over: true, .. })] = granted[..] else { panic!("{granted:?}") };
+    assert!(!server.is_alive(a));
+    let report = |number, left: &[Grant]| {
+        let taken_over = left.to_vec();
+        Call::Resume { number, held: vec![], kept: vec![], taken_over, locks: vec![] }
+    };
+    let earlier = Grant { number: GrantNo(7), ..grant };
+    for left in [&[] as &[Grant], &[earlier]] {
+        let mut unfinished = server.clone();
+        assert_eq!(unfinished.call(b, report(1, left), now).changes, [Change::Released(OBJECT)]);
+        assert!(unfinished.is_abandoned(OBJECT) && unfinished.is_alive(b));
+    }
+    let mut heard = server.clone();
+    for call in [Call::TakenOver { grant }, Call::Release { grant, keeps: None }] {
+        let _ = heard.call(b, call, now);
+    }
+    let (d, _) = server.join(now);
+    assert_eq!(acquire(&mut server, d, Mode::Shared, now), []);
+    let step = server.call(b, report(1, &[grant]), now);
+    assert_eq!(step.changes, [Change::Released(OBJECT), Change::TakenOver(OBJECT)]);
+    assert!(matches!(step.replies[..], [(to, Reply::Granted { takes_over: false, .. })] if to == d), "{step:?}");
+    // The server may have heard both.
+    assert_eq!(heard.call(b, report(1, &[grant]), now), Step::default());
+    assert!(heard.is_alive(b) && server.is_alive(b));
 }

@@ -8,71 +8,23 @@
 //! One file: two bytes for fcntl(2), and the whole file for flock(2). Connections break, and lose what is in flight;
 //! the server restarts; sessions end after their hosts have stopped; requests are cancelled and given up.
 
-use super::explored;
-use lamassu_lease::locks::{Asked, Conflict, Holder, Lock, LockAnswer, LockKey, LockKind, Outcome, Range};
+mod want;
+
+use self::want::{CELLS, Cells, Want};
+use super::{as_newest, explored, next_report};
+use lamassu_lease::locks::{Asked, Conflict, Holder, Lock, LockAnswer, LockKind, Outcome, Range};
 use lamassu_lease::server::{Durable, Server, Step};
-use lamassu_lease::{Call, Millis, Mode, Object, Reply, RequestNo, SessionId, Terms};
+use lamassu_lease::{Call, Millis, Mode, Reply, RequestNo, SessionId, Terms};
 use stateright::{Checker, HasDiscoveries, Model, Property};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-const FILE: Object = Object(7);
 const HOSTS: usize = 2;
 const OWNERS: usize = 2;
-/// The two bytes, and the whole file.
-const CELLS: usize = 3;
 const NOW: Millis = Millis(0);
 
 const EXCLUSION: &str = "L6 no two owners hold conflicting locks";
 const IN_USE: &str = "L6 no session is ended that is in use";
 const AGREEMENT: &str = "hosts and server agree once nothing is under way";
-
-/// The mode in which each cell is locked.
-type Cells = [Option<Mode>; CELLS];
-
-/// What a program asks for: the first and the last cell.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Want {
-    cells: (usize, usize),
-    /// `None`: to unlock.
-    mode: Option<Mode>,
-    waits: bool,
-}
-
-impl Want {
-    fn lock(cells: (usize, usize), mode: Mode, waits: bool) -> Want {
-        Want { cells, mode: Some(mode), waits }
-    }
-
-    fn unlock(cells: (usize, usize)) -> Want {
-        Want { cells, mode: None, waits: false }
-    }
-
-    fn is_whole(self) -> bool {
-        self.cells.0 == CELLS - 1
-    }
-
-    fn asked(self, owner: usize) -> Asked {
-        let kind = if self.is_whole() { LockKind::Whole } else { LockKind::Range };
-        let bytes = Range::new(self.cells.0 as u64, self.cells.1 as u64).unwrap();
-        let range = if self.is_whole() { Range::ALL } else { bytes };
-        let key = LockKey { file: FILE, kind, owner: owner as u64 };
-        match self.mode {
-            Some(mode) => {
-                Asked::Lock { lock: Lock { key, range, mode, pid: 1 }, handle: owner as u64, waits: self.waits }
-            }
-            None => Asked::Unlock { key, range },
-        }
-    }
-
-    /// The program can no longer rely on what this request may take from it. flock(2) gives a lock up before it waits
-    /// for another mode.
-    fn weakens(self, cells: &mut Cells) {
-        for cell in &mut cells[self.cells.0..=self.cells.1] {
-            let is_other = self.is_whole() && *cell != self.mode;
-            *cell = if is_other { None } else { (*cell).min(self.mode) };
-        }
-    }
-}
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Event {
@@ -83,6 +35,8 @@ enum Event {
     Down(usize),
     Break(usize),
     Connect(usize),
+    /// A report of a connection that has broken arrives.
+    LateReport(usize),
     /// By its clock, the host stops.
     Stop(usize),
     /// An answer to a heartbeat comes.
@@ -108,6 +62,8 @@ enum Without {
     Locks,
     /// Requests are made again on a new connection.
     Again,
+    /// Of two reports the one that was made later counts, and not the one that arrives later.
+    Number,
     /// A host stops before the server ends its session.
     Stop,
 }
@@ -121,6 +77,7 @@ struct Left {
     breaks: u8,
     stops: u8,
     restarts: u8,
+    late_reports: u8,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -136,8 +93,11 @@ struct Host {
     session: SessionId,
     holder: Holder,
     connection: Option<Connection>,
-    /// Another connection must follow: nothing is sent by this one.
+    /// Another connection must follow.
     must_resume: bool,
+    reports: u64,
+    /// A report that is still on the way by a connection that has broken.
+    late: Option<Call>,
     is_used: bool,
     /// The session has ended, and the host knows it.
     is_over: bool,
@@ -173,6 +133,8 @@ impl Host {
             holder,
             connection: Some(Connection { is_known: true, ..Connection::default() }),
             must_resume: false,
+            reports: 0,
+            late: None,
             is_used: true,
             is_over: false,
             told: Default::default(),
@@ -181,8 +143,8 @@ impl Host {
     }
 
     fn send(&mut self, call: Call) {
-        // What is not sent follows the report: the holder makes it again.
-        if let Some(connection) = self.connection.as_mut().filter(|_| !self.must_resume) {
+        // Whatever is sent before a report that must follow: the holder makes it again.
+        if let Some(connection) = &mut self.connection {
             connection.up.push_back(call);
         }
     }
@@ -239,7 +201,7 @@ impl Host {
             Without::Doubt => (before.resumed().0, again),
             Without::Locks => (Vec::new(), again),
             Without::Again => (locks, Vec::new()),
-            Without::Nothing | Without::Grace | Without::Report | Without::Stop => (locks, again),
+            Without::Nothing | Without::Grace | Without::Report | Without::Number | Without::Stop => (locks, again),
         }
     }
 }
@@ -272,13 +234,36 @@ impl World {
         }
     }
 
-    fn up(&mut self, at: usize) -> Option<()> {
+    fn hear(&mut self, without: Without, session: SessionId, call: Call) {
+        self.serve(|server| {
+            let call = match without {
+                Without::Number | Without::Grace => as_newest(server, session, call),
+                _ => call,
+            };
+            server.call(session, call, NOW)
+        });
+    }
+
+    /// A connection breaks. What was sent by it may be on the way.
+    fn break_connection(&mut self, at: usize) -> Option<()> {
+        let host = &mut self.hosts[at];
+        self.left.breaks -= u8::from(!host.must_resume);
+        host.must_resume = false;
+        let first = host.connection.take()?.up.pop_front();
+        if let Some(report @ Call::Resume { .. }) = first.filter(|_| self.left.late_reports > 0) {
+            self.left.late_reports -= 1;
+            host.late = Some(report);
+        }
+        Some(())
+    }
+
+    fn up(&mut self, at: usize, without: Without) -> Option<()> {
         let host = &mut self.hosts[at];
         let session = host.session;
         let connection = host.connection.as_mut()?;
         let call = connection.up.pop_front()?;
         connection.is_known |= matches!(call, Call::Resume { .. });
-        self.serve(|server| server.call(session, call, NOW));
+        self.hear(without, session, call);
         Some(())
     }
 
@@ -305,7 +290,10 @@ impl World {
         let host = &mut self.hosts[at];
         let (locks, again) = host.resumed(without);
         host.must_resume = false;
-        let up = std::iter::once(Call::Resume { held: Vec::new(), kept: Vec::new(), locks }).chain(again).collect();
+        host.reports += 1;
+        let (number, held, kept, taken_over) = (host.reports, Vec::new(), Vec::new(), Vec::new());
+        let report = Call::Resume { number, held, kept, taken_over, locks };
+        let up = std::iter::once(report).chain(again).collect();
         host.connection = Some(Connection { up, ..Connection::default() });
     }
 
@@ -313,8 +301,8 @@ impl World {
         let (mut server, _) = Server::start(Terms::of_model(2, 2), self.durable.clone(), NOW);
         if without == Without::Grace {
             for session in self.durable.sessions.clone() {
-                let _ =
-                    server.call(session, Call::Resume { held: Vec::new(), kept: Vec::new(), locks: Vec::new() }, NOW);
+                let report = next_report(&server, session, Vec::new());
+                let _ = server.call(session, report, NOW);
             }
         }
         self.restarted_with_lock |= self.hosts.iter().flat_map(|host| host.told).flatten().any(|cell| cell.is_some());
@@ -415,6 +403,9 @@ impl Locks {
         if may_expire && is_alive {
             all.push(Event::Expire(at));
         }
+        if host.late.is_some() && world.server.is_some() {
+            all.push(Event::LateReport(at));
+        }
         match &host.connection {
             None if world.server.is_some() => all.push(Event::Connect(at)),
             None => {}
@@ -474,12 +465,12 @@ impl Model for Locks {
                     host.tell(request, Outcome::Unanswered);
                 }
             }
-            Event::Up(at) => world.up(at)?,
+            Event::Up(at) => world.up(at, self.without)?,
             Event::Down(at) => world.down(at)?,
-            Event::Break(at) => {
-                let host = &mut world.hosts[at];
-                world.left.breaks -= u8::from(!host.must_resume);
-                (host.connection, host.must_resume) = (None, false);
+            Event::Break(at) => world.break_connection(at)?,
+            Event::LateReport(at) => {
+                let (session, report) = (world.hosts[at].session, world.hosts[at].late.take()?);
+                world.hear(self.without, session, report);
             }
             Event::Connect(at) => world.connect(at, self.without),
             Event::Stop(at) => {
@@ -528,7 +519,8 @@ const BYTES: (usize, usize) = (0, 1);
 const BYTE: (usize, usize) = (0, 0);
 const WHOLE: (usize, usize) = (2, 2);
 
-const NONE: Left = Left { asks: [0; HOSTS], cancels: 0, abandons: 0, breaks: 0, stops: 0, restarts: 0 };
+const NONE: Left =
+    Left { asks: [0; HOSTS], cancels: 0, abandons: 0, breaks: 0, stops: 0, restarts: 0, late_reports: 0 };
 
 /// Each with all of one kind, and with what happens to them.
 fn runs(without: Without) -> Vec<Locks> {
@@ -555,6 +547,7 @@ fn runs(without: Without) -> Vec<Locks> {
         runs.push(run([1, 1], 1, Left { asks: [2, 1], breaks: 1, stops: 1, restarts: 1, ..NONE }));
         runs.push(run([2, 1], 1, Left { asks: [3, 1], breaks: 1, ..NONE }));
         runs.push(run([1, 1], 2, Left { asks: [3, 1], abandons: 1, cancels: 1, ..NONE }));
+        runs.push(run([1, 1], 1, Left { asks: [2, 1], breaks: 2, late_reports: 1, ..NONE }));
     }
     runs
 }
@@ -583,6 +576,7 @@ fn every_rule_of_locks_is_needed() {
         (Without::Report, AGREEMENT),
         (Without::Locks, EXCLUSION),
         (Without::Again, AGREEMENT),
+        (Without::Number, EXCLUSION),
         (Without::Stop, EXCLUSION),
     ];
     for (without, promise) in rules {

@@ -6,9 +6,10 @@
 //! to a heartbeat, since their connections break before. The server may stand still for a term. Where it does, whoever
 //! changes something passes its lease only while its session is good: before that, it has to commit.
 
+use crate::{as_newest, next_report};
 use lamassu_lease::client::{Client, Do, Op, Ticket};
 use lamassu_lease::server::{Durable, Server, Step};
-use lamassu_lease::{Call, Millis, Mode, Object, Reply, RequestNo, Terms};
+use lamassu_lease::{Call, Millis, Mode, Object, Reply, RequestNo, SessionId, Terms};
 use stateright::{Checker, Expectation, HasDiscoveries, Model, Property};
 use std::collections::VecDeque;
 
@@ -45,6 +46,8 @@ enum Without {
     Recall,
     /// R1: requests are granted in the order of arrival.
     Order,
+    /// R1: one that a new connection repeats has the place that it had.
+    Place,
     /// R5: a weaker lease is released before a stronger one is requested.
     Release,
     /// R12: nothing is requested while the session is not good.
@@ -109,8 +112,9 @@ struct World {
     now: Millis,
     server: Server,
     hosts: [Host; HOSTS],
-    /// Requests that the server has not granted, in the order of their arrival.
-    arrived: Vec<(usize, Call)>,
+    /// Requests that the server has not granted, in the order of their arrival; and whether the newest connection of
+    /// their host has made them.
+    arrived: Vec<(usize, Call, bool)>,
     next_op: u64,
     /// When a host last kept its lease, or the server stood still.
     kept: Millis,
@@ -170,9 +174,11 @@ impl World {
     fn call(&mut self, without: Without, at: usize, call: Call) -> Step {
         let session = self.hosts[at].client.session();
         let mut step = Step::default();
-        let mut serve = |server: &mut Server, session, call| {
-            let more = server.call(session, call, self.now);
-            step.replies.extend(more.replies);
+        let now = self.now;
+        let serve = |server: &mut Server, session, call, step: &mut Step| {
+            let call =
+                if let Without::Order | Without::Place = without { as_newest(server, session, call) } else { call };
+            step.replies.extend(server.call(session, call, now).replies);
         };
         match &call {
             Call::Release { keeps: None, .. } if self.hosts[at].is_unused => {
@@ -182,25 +188,35 @@ impl World {
                     self.wrong = Some("a lease goes round among hosts that cannot use it");
                 }
             }
-            Call::Resume { .. } => self.arrived.retain(|(other, _)| *other != at),
+            Call::Resume { .. } => {
+                self.arrived.iter_mut().filter(|(other, ..)| *other == at).for_each(|(.., is_named)| *is_named = false);
+            }
             Call::Keep { .. } if without == Without::Keeping => return step,
             Call::Keep { kept: false, .. } if without == Without::Letting => return step,
             Call::Heartbeat { .. } if without == Without::Silence => self.server.was_away(self.now),
             Call::Acquire { .. } => {
                 let before = self.arrived.clone();
-                self.arrived.push((at, call.clone()));
+                let is_again = |(other, asked, _): &&mut (usize, Call, bool)| *other == at && *asked == call;
+                match self.arrived.iter_mut().find(is_again) {
+                    Some((.., is_named)) => {
+                        *is_named = true;
+                        if without == Without::Place {
+                            forget_request(&mut self.server, session, self.now, &mut step);
+                        }
+                    }
+                    None => {
+                        self.arrived.retain(|(other, ..)| *other != at);
+                        self.arrived.push((at, call.clone(), true));
+                    }
+                }
                 if without == Without::Order {
                     // The newest is before all others.
-                    for (other, _) in &before {
-                        serve(
-                            &mut self.server,
-                            self.hosts[*other].client.session(),
-                            Call::Resume { held: Vec::new(), kept: Vec::new(), locks: Vec::new() },
-                        );
+                    for (other, ..) in &before {
+                        forget_request(&mut self.server, self.hosts[*other].client.session(), self.now, &mut step);
                     }
-                    serve(&mut self.server, session, call);
-                    for (other, call) in before {
-                        serve(&mut self.server, self.hosts[other].client.session(), call);
+                    serve(&mut self.server, session, call, &mut step);
+                    for (other, call, _) in before {
+                        serve(&mut self.server, self.hosts[other].client.session(), call, &mut step);
                     }
                     return step;
                 }
@@ -208,7 +224,7 @@ impl World {
             _ => {}
         }
         let beat = if let Call::Heartbeat { beat } = call { Some(beat) } else { None };
-        serve(&mut self.server, session, call);
+        serve(&mut self.server, session, call, &mut step);
         if let Some(beat) = beat.filter(|_| without == Without::Silence && step.replies.is_empty()) {
             step.replies.push((session, Reply::Alive { beat }));
         }
@@ -223,14 +239,14 @@ impl World {
             match &reply {
                 Reply::Recall { .. } if without == Without::Recall => continue,
                 Reply::Alive { .. } if host.flickers => continue,
-                Reply::Ended => self.arrived.retain(|(other, _)| *other != at),
+                Reply::Ended => self.arrived.retain(|(other, ..)| *other != at),
                 Reply::Granted { request, .. } => {
                     host.is_unused = true;
-                    let place = self.arrived.iter().position(|(other, _)| *other == at);
-                    if place != Some(0) {
+                    let first = self.arrived.iter().find(|(.., is_named)| *is_named).map(|(first, ..)| *first);
+                    if first != Some(at) {
                         self.wrong = Some("a request was granted before one that came earlier");
                     }
-                    self.arrived.retain(|(other, _)| *other != at);
+                    self.arrived.retain(|(other, ..)| *other != at);
                     if *request == OWN {
                         host.keeps = false;
                         queue.extend(host.client.flushed(FILE, self.now).into_iter().map(|one| (at, one)));
@@ -287,6 +303,17 @@ impl World {
         for (at, one) in queue {
             self.settle(without, at, vec![one]);
         }
+    }
+}
+
+/// A session's request waits no longer, and the session has nothing: another one has taken its place, and was not
+/// repeated.
+fn forget_request(server: &mut Server, session: SessionId, now: Millis, step: &mut Step) {
+    let report = next_report(server, session, Vec::new());
+    for call in [report.clone(), Call::Acquire { request: OWN, object: FILE, mode: Mode::Exclusive }, report] {
+        let call = as_newest(server, session, call);
+        let replies = server.call(session, call, now).replies.into_iter();
+        step.replies.extend(replies.filter(|(_, reply)| !matches!(reply, Reply::Granted { request: OWN, .. })));
     }
 }
 
@@ -454,15 +481,18 @@ impl Model for Progress {
 const NONE: Left = Left { ticks: 0, wants: 0, hangs: 0, flickers: 0, keeps: 0, deaths: 0, pauses: 0 };
 const HOSTS_HANG: Left = Left { ticks: 5, wants: 4, hangs: 1, ..NONE };
 const SESSIONS_FLICKER: Left = Left { ticks: 5, wants: 3, flickers: 2, ..NONE };
+const WAITERS_FLICKER: Left = Left { ticks: 4, wants: 3, hangs: 1, flickers: 1, ..NONE };
 const KEEPERS_DIE: Left = Left { ticks: 6, wants: 2, keeps: 1, deaths: 1, ..NONE };
 const KEEPERS_HANG: Left = Left { ticks: 6, wants: 2, keeps: 1, hangs: 1, ..NONE };
 const SERVER_PAUSES: Left = Left { ticks: 5, wants: 3, hangs: 1, pauses: 1, ..NONE };
 
 #[test]
 fn requests_are_granted_in_time_and_in_order() {
-    let (mut states, mut seen) = (0, std::collections::BTreeSet::new());
-    for left in [HOSTS_HANG, SESSIONS_FLICKER, KEEPERS_DIE, KEEPERS_HANG, SERVER_PAUSES] {
+    let (mut states, mut seen) = (0_usize, std::collections::BTreeSet::new());
+    for left in [HOSTS_HANG, SESSIONS_FLICKER, WAITERS_FLICKER, KEEPERS_DIE, KEEPERS_HANG, SERVER_PAUSES] {
+        let before = states;
         states += crate::explored(Progress { without: Without::Nothing, left }, &mut seen);
+        println!("{} states with {left:?}", states - before);
     }
     println!("{states} states of progress");
     assert_eq!(seen.len(), 4, "not everything happens that can: {seen:?}");
@@ -475,6 +505,7 @@ fn every_rule_of_progress_is_needed() {
     let rules = [
         (Without::Recall, HOSTS_HANG),
         (Without::Order, HOSTS_HANG),
+        (Without::Place, WAITERS_FLICKER),
         (Without::Release, HOSTS_HANG),
         (Without::Good, SESSIONS_FLICKER),
         (Without::Silence, HOSTS_HANG),

@@ -1,6 +1,6 @@
 //! The world of the model: the file, the messages, the hosts, and what each of them does next.
 
-use super::{Sharing, Without, without_exclusion, without_grace};
+use super::{Sharing, Without, as_newest, without_exclusion, without_grace};
 use lamassu_lease::client::{Client, Do, Op, Ticket};
 use lamassu_lease::server::{Durable, Server, Step};
 use lamassu_lease::{Call, Millis, Mode, Object, Reply, SessionId};
@@ -111,6 +111,8 @@ pub struct World {
     pub row: Row,
     pub inodes: Vec<Inode>,
     pub late: BTreeSet<Late>,
+    /// Reports that are still on the way by connections that have broken.
+    pub late_reports: Vec<(SessionId, Call)>,
     pub hosts: [Option<Host>; HOSTS],
     pub next_value: Value,
     /// The newest value whose fsync has returned.
@@ -134,6 +136,8 @@ pub struct Left {
     pub host_crashes: u8,
     pub server_crashes: u8,
     pub keeps: u8,
+    pub late_reports: u8,
+    pub revokes: u8,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -143,6 +147,7 @@ pub struct Seen {
     pub restarted_with_lease: bool,
     pub good_again: bool,
     pub kept: bool,
+    pub late_report: bool,
 }
 
 impl World {
@@ -334,6 +339,40 @@ impl World {
         self.hosts.iter_mut().flatten().for_each(|host| host.connection = None);
     }
 
+    /// A connection breaks. What was sent by it may be on the way.
+    pub fn break_connection(&mut self, at: usize) -> Option<()> {
+        let host = self.hosts[at].as_mut()?;
+        let first = host.connection.take()?.up.pop_front();
+        if let Some(report @ Call::Resume { .. }) = first.filter(|_| self.left.late_reports > 0) {
+            self.left.late_reports -= 1;
+            self.late_reports.push((host.client.session(), report));
+        }
+        Some(())
+    }
+
+    /// It arrives, whatever has come since.
+    pub fn late_report(&mut self, model: &Sharing, number: usize) {
+        let (session, report) = self.late_reports.remove(number);
+        let number = if let Call::Resume { number, .. } = report { number } else { 0 };
+        self.seen.late_report |= self.server.as_ref().is_some_and(|server| server.is_late(session, number));
+        self.hear(model, session, report);
+    }
+
+    fn hear(&mut self, model: &Sharing, session: SessionId, call: Call) {
+        let is_granted_anyway = model.without == Without::Exclusion && matches!(call, Call::Acquire { .. });
+        self.serve(model, |server, now| {
+            let call = match model.without {
+                Without::Number | Without::Grace => as_newest(server, session, call),
+                _ => call,
+            };
+            let mut step = if is_granted_anyway { without_exclusion(server, session, now) } else { Step::default() };
+            let called = server.call(session, call, now);
+            step.changes.extend(called.changes);
+            step.replies.extend(called.replies);
+            step
+        });
+    }
+
     /// A call of a host arrives.
     pub fn up(&mut self, model: &Sharing, at: usize) -> Option<()> {
         let host = self.hosts[at].as_mut()?;
@@ -341,14 +380,7 @@ impl World {
         let connection = host.connection.as_mut()?;
         let call = connection.up.pop_front()?;
         connection.is_known |= matches!(call, Call::Resume { .. });
-        let is_granted_anyway = model.without == Without::Exclusion && matches!(call, Call::Acquire { .. });
-        self.serve(model, |server, now| {
-            let mut step = if is_granted_anyway { without_exclusion(server, session, now) } else { Step::default() };
-            let called = server.call(session, call, now);
-            step.changes.extend(called.changes);
-            step.replies.extend(called.replies);
-            step
-        });
+        self.hear(model, session, call);
         Some(())
     }
 

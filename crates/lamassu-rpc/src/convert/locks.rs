@@ -114,7 +114,10 @@ pub(super) mod tests {
     fn all_locks_of_a_session_go_in_one_report() {
         let longest = Lock { range: Range::new(u64::MAX - 1, u64::MAX).expect("a range"), ..some()[0] };
         let of = proto::Of { vault: vec![1; 16], session: u64::MAX };
-        let report = |count| Call::Resume { held: Vec::new(), kept: Vec::new(), locks: vec![longest; count] };
+        let report = |count| {
+            let (held, kept, taken_over) = (Vec::new(), Vec::new(), Vec::new());
+            Call::Resume { number: u64::MAX, held, kept, taken_over, locks: vec![longest; count] }
+        };
         let said = super::super::from_call(&report(REPORTED_MAX), of.clone());
         assert!(said.encoded_len() < SESSION_MESSAGE_MAX);
         assert_eq!(super::super::to_call(said), Ok(report(REPORTED_MAX)));

@@ -168,6 +168,8 @@ async fn connect_any(addresses: &[SocketAddr], tls: &TlsConnector) -> io::Result
             tokio::time::sleep(NEXT_AFTER * number).await;
             let stream = TcpStream::connect(address).await?;
             stream.set_nodelay(true)?;
+            // What has not arrived when this is closed is given up. It would come when another connection is in use.
+            stream.set_zero_linger()?;
             tls.connect(tls::server_name(), stream).await
         });
     }

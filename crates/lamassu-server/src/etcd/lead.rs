@@ -22,7 +22,7 @@ pub const LEADER: &str = "leader";
 /// How often a standby checks whether there is a leader.
 const LOOKS: Duration = Duration::from_millis(250);
 
-/// The right to lead. It ends with the process, or when etcd reports so.
+/// The right to lead. It ends when this is dropped, or when etcd reports so.
 pub struct Lead {
     cluster: Arc<Cluster>,
     lease: i64,
@@ -124,15 +124,13 @@ impl Lead {
             Arc::new(Lead { cluster: cluster.clone(), lease, asked, confirmed, is_given_up: AtomicBool::new(false) });
         let seconds = Duration::from_secs(seconds);
         let _ = cluster.lost.set(lost.clone());
-        let (of, lost_too) = (cluster.clone(), lost.clone());
-        cluster.runtime.spawn(async move {
-            let why = keep_alive(&of, lease, seconds).await;
-            let _ = lost.send(why);
-        });
         let of = cluster.clone();
         cluster.runtime.spawn(async move {
-            let why = answer(&of, asks, confirms, seconds).await;
-            let _ = lost_too.send(why);
+            let why = tokio::select! {
+                why = keep_alive(&of, lease, seconds) => why,
+                why = answer(&of, asks, confirms, seconds) => why,
+            };
+            let _ = lost.send(why);
         });
         tracing::info!(cluster = %cluster.name, "leading");
         Ok(Some(lead))
@@ -204,7 +202,9 @@ async fn answer(
     let mut last = Instant::now();
     loop {
         // Checks now and then also without a request.
-        let _ = tokio::time::timeout(term / 3, asks.changed()).await;
+        if let Ok(Err(_)) = tokio::time::timeout(term / 3, asks.changed()).await {
+            return "nothing is left that asks whether this replica leads".into();
+        }
         let asked = *asks.borrow_and_update();
         let mut client = cluster.client.clone();
         let (sent, seen) = (Instant::now(), cluster.seen.load(Ordering::Acquire));

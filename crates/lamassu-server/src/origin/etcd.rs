@@ -51,9 +51,7 @@ pub fn open(
             lock => lock?,
         },
     };
-    if dir.join(state::FILE).symlink_metadata().is_ok() {
-        return Err(ServerError::NotMoved { name: etcd.name(), dir: dir.to_owned() });
-    }
+    is_moved(dir, etcd)?;
     let connect = || {
         let cluster = Cluster::connect(dir, etcd)?;
         cluster.check_authority(authority).map(|()| cluster)
@@ -86,6 +84,17 @@ pub fn open(
     let anchors = Arc::new(EtcdAnchors::open(&cluster)?);
     let office = Arc::new(Office::of(lead, lock));
     Ok(Some(Origin { state: Arc::new(state), anchors, office, reserve: None }))
+}
+
+/// Checks that a directory has no state of its own.
+///
+/// # Errors
+/// [`ServerError::NotMoved`].
+pub fn is_moved(dir: &Path, etcd: &EtcdConfig) -> Result<()> {
+    match dir.join(state::FILE).symlink_metadata() {
+        Ok(_) => Err(ServerError::NotMoved { name: etcd.name(), dir: dir.to_owned() }),
+        Err(_) => Ok(()),
+    }
 }
 
 /// The same for a server: waits while an administrator's command, or a server that is ending, has the lock.

@@ -12,7 +12,7 @@ use lamassu_anchor::head::Head;
 use lamassu_anchor::table::Table;
 use lamassu_lease::locks::LockAnswer;
 use lamassu_lease::server::{Server, Step};
-use lamassu_lease::{Call, Millis, Reply, SessionId};
+use lamassu_lease::{Call, Grant, GrantNo, Millis, Reply, SessionId};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use tokio::sync::mpsc::Sender;
@@ -182,5 +182,30 @@ impl Inner {
             true => Ok(()),
             false => Err(Refused::Ended),
         }
+    }
+
+    /// The same by this grant: what was sent in an earlier turn of the session may come late, and the rows of this one
+    /// may be those that it began with.
+    ///
+    /// # Errors
+    /// [`Refused::Ended`].
+    pub(super) fn may_change_by(&self, session: SessionId, host: &str, grant: GrantNo) -> Answer<()> {
+        self.may_change(session, host)?;
+        self.leases.may_change_by(session, VAULT, grant).then_some(()).ok_or(Refused::Ended)
+    }
+}
+
+/// Whether a call is about the vault as a whole: no other object has leases.
+pub(super) fn is_of_the_vault(call: &Call) -> bool {
+    match call {
+        Call::Heartbeat { .. } | Call::Leave => true,
+        // Locks are of files, and need no lease.
+        Call::Lock { .. } | Call::Unlock { .. } | Call::TestLock { .. } | Call::CancelLock { .. } => true,
+        Call::Resume { held, kept, taken_over, .. } => {
+            let is_one = |grants: &[Grant]| grants.len() <= 1 && grants.iter().all(|grant| grant.object == VAULT);
+            is_one(held) && is_one(taken_over) && kept.len() <= held.len()
+        }
+        Call::Acquire { object, .. } => *object == VAULT,
+        Call::Release { grant, .. } | Call::Keep { grant, .. } | Call::TakenOver { grant } => grant.object == VAULT,
     }
 }

@@ -26,13 +26,19 @@ fn table() -> Arc<dyn Table> {
     table
 }
 
-/// What vaults use, and a host that may use the vault.
-fn common(dir: &std::path::Path) -> (Common, Caller) {
-    let state = Arc::new(State::make(dir).unwrap());
+/// A host that may use the vault.
+fn admitted(state: &State) -> Caller {
     let caller = Caller { name: "one".into(), key: Arc::from(*b"key") };
     let vaults = BTreeSet::from([ID.to_string()]);
     state.put_token(b"token", &Pending { host: "one".into(), until: unix_now() + 100, vaults }, 0).unwrap();
     assert!(state.use_token(b"token", unix_now(), &caller.key).unwrap().is_ok());
+    caller
+}
+
+/// What vaults use, and a host that may use the vault.
+fn common(dir: &std::path::Path) -> (Common, Caller) {
+    let state = Arc::new(State::make(dir).unwrap());
+    let caller = admitted(&state);
     let (terms, metrics) = (Terms::DEFAULT, Metrics::default());
     std::fs::write(dir.join("policy.toml"), "").unwrap();
     let policies = Arc::new(Policies::start(dir, terms, (state.clone(), metrics.clone())).unwrap());
@@ -87,11 +93,11 @@ fn a_session_that_reads_changes_nothing_although_it_gets_an_abandoned_vault_excl
     let dir = tempfile::tempdir().unwrap();
     let (vault, caller) = vault(dir.path());
     let none = SessionId(u64::MAX);
-    let (writer, _, _told) = begin_to(&vault, &caller, Use::Writes, none);
-    let head = vault.commit(&caller.name, writer.session, Head([3; 32]), &[row(1)]).unwrap();
+    let (writer, its, _told) = begin_to(&vault, &caller, Use::Writes, none);
+    let head = vault.commit(&caller.name, (writer.session, its.number), Head([3; 32]), &[row(1)]).unwrap();
     let (reader, grant, _told) = begin_to(&vault, &caller, Use::Reads, writer.session);
     assert_eq!(grant.mode, Mode::Exclusive, "it takes over");
-    let commits = || vault.commit(&caller.name, reader.session, head, &[row(2)]);
+    let commits = || vault.commit(&caller.name, (reader.session, grant.number), head, &[row(2)]);
     let gives_up = || {
         let may_be = |inner: &Inner| inner.may_change(reader.session, &caller.name);
         vault.give_up(may_be, || panic!("it is put away"))
@@ -151,10 +157,10 @@ fn a_vault_whose_commit_fails_ends_connections_and_rows_under_way() {
     let dir = tempfile::tempdir().unwrap();
     let (common, caller) = common(dir.path());
     let vault = open(Arc::new(Failing(table(), false)), &common);
-    let (writer, _, mut told) = begin_to(&vault, &caller, Use::Writes, SessionId(u64::MAX));
+    let (writer, grant, mut told) = begin_to(&vault, &caller, Use::Writes, SessionId(u64::MAX));
     let rows = vault.rows(&caller.name, writer.session, None).unwrap_or_else(|_| panic!("it has a lease"));
     assert_eq!(*rows.standing.borrow(), Standing::Good);
-    assert!(vault.commit(&caller.name, writer.session, rows.head, &[row(1)]).is_err());
+    assert!(vault.commit(&caller.name, (writer.session, grant.number), rows.head, &[row(1)]).is_err());
     assert_eq!((*rows.standing.borrow(), vault.standing()), (Standing::InDoubt, Standing::InDoubt));
     assert_eq!(told.try_recv(), Err(TryRecvError::Disconnected));
     assert!(matches!(vault.call(writer, Call::Heartbeat { beat: 1 }), Err(Refused::NotNow)));
@@ -170,14 +176,14 @@ fn a_commit_that_fails_at_the_disk_is_in_doubt_until_it_is_repeated() {
         let (table, none) = (table(), SessionId(u64::MAX));
         let failing = open(Arc::new(Failing(table.clone(), is_made)), &common);
         let (line, grant, _told) = begin_to(&failing, &caller, Use::Writes, none);
-        let commit = |vault: &Vault| vault.commit(&caller.name, line.session, Head([3; 32]), &[row(1)]);
+        let by = (line.session, grant.number);
+        let commit = |vault: &Vault| vault.commit(&caller.name, by, Head([3; 32]), &[row(1)]);
         // Of the other errors the host takes all but a few for a refusal.
         assert!(matches!(commit(&failing), Err(Refused::InDoubt(_))));
         assert_eq!(failing.standing(), Standing::InDoubt);
         let vault = open(table, &common);
         assert_eq!(vault.head() != Head([3; 32]), is_made);
-        let report = Call::Resume { held: vec![grant], kept: Vec::new(), locks: Vec::new() };
-        assert!(vault.resumes(&caller, line.session, report, channel(REPLIES_MAX).0).is_ok());
+        assert!(vault.resumes(&caller, line.session, report(1, &[grant]), channel(REPLIES_MAX).0).is_ok());
         let head = commit(&vault).unwrap();
         assert_eq!((vault.head(), commit(&vault).unwrap()), (head, head));
     }
@@ -257,12 +263,13 @@ fn who_asks_for_rows_before_it_has_reported_its_lease_is_to_ask_again() {
     let vault = open(table(), &common);
     let rows = || vault.rows(&caller.name, line.session, None);
     assert!(matches!(rows(), Err(Refused::NotNow)));
-    let resumes = |held| {
-        let report = Call::Resume { held, kept: Vec::new(), locks: Vec::new() };
-        vault.resumes(&caller, line.session, report, channel(REPLIES_MAX).0)
-    };
-    assert!(resumes(vec![grant]).is_ok() && rows().is_ok_and(|rows| rows.head == Head([3; 32])));
-    assert!(resumes(Vec::new()).is_ok() && matches!(rows(), Err(Refused::Ended)), "it has none");
+    let resumes = |report| vault.resumes(&caller, line.session, report, channel(REPLIES_MAX).0);
+    assert!(resumes(report(1, &[grant])).is_ok() && rows().is_ok_and(|rows| rows.head == Head([3; 32])));
+    assert!(resumes(report(2, &[])).is_ok() && matches!(rows(), Err(Refused::Ended)), "it has none");
+}
+
+fn report(number: u64, held: &[Grant]) -> Call {
+    Call::Resume { number, held: held.to_vec(), kept: Vec::new(), taken_over: Vec::new(), locks: Vec::new() }
 }
 
 const KEY: LockKey = LockKey { file: Object(9), kind: LockKind::Range, owner: 1 };
@@ -297,10 +304,11 @@ fn a_new_connection_hears_nothing_that_was_decided_before_its_report() {
                 }
             }
         });
+        let mut reports = 0;
         let mut resume = || {
             let (replies, mut told) = channel(REPLIES_MAX);
-            let report = Call::Resume { held: Vec::new(), kept: Vec::new(), locks: Vec::new() };
-            let begun = vault.resumes(&caller, line.session, report, replies);
+            reports += 1;
+            let begun = vault.resumes(&caller, line.session, report(reports, &[]), replies);
             line = begun.unwrap_or_else(|_| panic!("the session lasts")).line;
             // Nothing was asked on it yet.
             (line, told.try_recv().ok())
@@ -325,15 +333,12 @@ fn who_has_lost_its_grant_resumes_no_session() {
     let (common, caller) = common(dir.path());
     let vault = open(table(), &common);
     let (line, _told) = begin(&vault, &caller);
-    let resumes = || {
-        let report = Call::Resume { held: Vec::new(), kept: Vec::new(), locks: Vec::new() };
-        vault.resumes(&caller, line.session, report, channel(REPLIES_MAX).0)
-    };
-    assert!(resumes().is_ok());
+    let resumes = |number| vault.resumes(&caller, line.session, report(number, &[]), channel(REPLIES_MAX).0);
+    assert!(resumes(1).is_ok());
     common.state.grant("one", &ID.to_string(), false).unwrap();
-    assert!(matches!(resumes(), Err(Refused::Unknown)));
+    assert!(matches!(resumes(2), Err(Refused::Unknown)));
     common.state.grant("one", &ID.to_string(), true).unwrap();
-    assert!(resumes().is_ok(), "the session was not touched");
+    assert!(resumes(3).is_ok(), "the session was not touched");
 }
 
 /// What is asked for before all have reported their locks waits, whatever it is.
@@ -346,9 +351,9 @@ fn a_host_has_no_more_requests_that_wait_for_reports_than_it_may() {
         [begin(&before, &caller).0.session, begin(&before, &caller).0.session]
     };
     let vault = open(table(), &common);
-    let report = || Call::Resume { held: Vec::new(), kept: Vec::new(), locks: Vec::new() };
     let (replies, mut told) = channel(REPLIES_MAX);
-    let line = vault.resumes(&caller, sessions[0], report(), replies).unwrap_or_else(|_| panic!("it lasts")).line;
+    let resumed = vault.resumes(&caller, sessions[0], report(1, &[]), replies);
+    let line = resumed.unwrap_or_else(|_| panic!("it lasts")).line;
     let mut elsewhere = common.bounds.locks.of_session("one");
     elsewhere.set(LOCKS_OF_HOST - 1);
     let test = Lock { key: KEY, range: Range::ALL, mode: Mode::Exclusive, pid: 1 };
@@ -371,7 +376,7 @@ fn a_host_has_no_more_requests_that_wait_for_reports_than_it_may() {
         of_locks.collect()
     };
     assert_eq!(answers(), [(3, LockAnswer::TooMany)], "whoever unlocks is not refused, and will report");
-    assert!(vault.resumes(&caller, sessions[1], report(), channel(REPLIES_MAX).0).is_ok());
+    assert!(vault.resumes(&caller, sessions[1], report(1, &[]), channel(REPLIES_MAX).0).is_ok());
     assert_eq!(answers(), [(1, LockAnswer::Done)]);
 }
 
@@ -402,19 +407,119 @@ fn a_host_has_no_more_locks_in_all_vaults_than_it_may() {
     assert_eq!((answer(unlock(7)), count(&vault)), (LockAnswer::TooMany, 1));
     assert_eq!((answer(unlock(0)), count(&vault)), (LockAnswer::Done, 1), "it is one range yet");
     // Nor does it get more by a report.
-    let report = |count: u64| {
+    let count = || vault.inner.lock().leases.locks_of(line.session) as u64;
+    let reports = |number, locks: u64| {
         let one =
             |at: u64| Lock { key: KEY, range: Range::new(2 * at, 2 * at).unwrap(), mode: Mode::Exclusive, pid: 1 };
-        let report = Call::Resume { held: Vec::new(), kept: Vec::new(), locks: (0..count).map(one).collect() };
-        assert!(vault.resumes(&caller, line.session, report, channel(REPLIES_MAX).0).is_ok());
-        vault.inner.lock().leases.locks_of(line.session) as u64
+        let (held, kept, taken_over) = (Vec::new(), Vec::new(), Vec::new());
+        Call::Resume { number, held, kept, taken_over, locks: (0..locks).map(one).collect() }
+    };
+    // It is the first message of a connection, and no other one.
+    assert!(matches!(vault.call(line, reports(1, 8000)), Err(Refused::Nonsense)));
+    assert_eq!(count(), 1);
+    let resumes = |number, locks| {
+        assert!(vault.resumes(&caller, line.session, reports(number, locks), channel(REPLIES_MAX).0).is_ok());
+        count()
     };
     elsewhere.set(0);
-    assert_eq!(report(8000), 8000);
+    assert_eq!(resumes(2, 8000), 8000);
     elsewhere.set(LOCKS_OF_HOST);
-    assert_eq!(report(8000), 8000, "those it has");
+    assert_eq!(resumes(3, 8000), 8000, "those it has");
     elsewhere.set(2 * LOCKS_OF_HOST);
-    assert_eq!(report(8000), 8000, "it has them: an unlock may have made more");
-    assert_eq!(report(8100), 0, "it cannot have more: the session ends");
+    assert_eq!(resumes(4, 8000), 8000, "it has them: an unlock may have made more");
+    assert_eq!(resumes(5, 8100), 0, "it cannot have more: the session ends");
     assert!(!vault.inner.lock().leases.is_alive(line.session));
+    assert_eq!(ends(&common), ["misreported"]);
+}
+
+/// Why sessions have ended, as the audit log says.
+fn ends(common: &Common) -> Vec<String> {
+    let entries = common.state.audit(0, 100).unwrap().entries;
+    let ended = entries.into_iter().filter(|one| one.entry.contains("session-ended"));
+    let why = |entry: &str| entry.split_once("\"why\":\"").unwrap().1.split('"').next().unwrap().to_owned();
+    ended.map(|one| why(&one.entry)).collect()
+}
+
+/// The bytes of a connection that was given up may come when a later one is used, and then they are a report.
+#[test]
+fn a_report_of_an_earlier_connection_that_comes_late_is_none() {
+    let dir = tempfile::tempdir().unwrap();
+    let (common, caller) = common(dir.path());
+    let vault = open(table(), &common);
+    let (line, _told) = begin(&vault, &caller);
+    let resumes = |vault: &Vault, report, replies| vault.resumes(&caller, line.session, report, replies);
+    let (replies, mut told) = channel(REPLIES_MAX);
+    let newest = resumes(&vault, report(2, &[]), replies).unwrap_or_else(|_| panic!("the session lasts")).line;
+    assert!(vault.call(newest, Call::Acquire { request: RequestNo(1), object: VAULT, mode: Mode::Exclusive }).is_ok());
+    let Ok((Reply::Granted { grant, .. }, _)) = told.try_recv() else { panic!("nobody else has it") };
+    assert!(vault.call(newest, lock(2)).is_ok() && told.try_recv().is_ok());
+    let before = vault.inner.lock().leases.clone();
+    let claims = Grant { number: lamassu_lease::GrantNo(7), ..grant };
+    for late in [report(1, &[]), report(2, &[]), report(1, &[claims]), report(0, &[])] {
+        assert!(matches!(resumes(&vault, late, channel(1).0), Err(Refused::NotNow)));
+    }
+    assert!(vault.inner.lock().leases == before);
+    assert!(vault.call(newest, Call::Heartbeat { beat: 1 }).is_ok());
+    assert_eq!(told.try_recv().map(|(reply, _)| reply), Ok(Reply::Alive { beat: 1 }));
+    // Nor after the vault was opened again, before and after the next report.
+    let again = open(table(), &common);
+    for (number, is_newer) in [(2, false), (3, true), (3, false), (1, false), (4, true)] {
+        let resumed = resumes(&again, report(number, &[grant]), channel(REPLIES_MAX).0);
+        assert!(if is_newer { resumed.is_ok() } else { matches!(resumed, Err(Refused::NotNow)) }, "{number}");
+    }
+    assert!(resumes(&again, report(5, &[claims]), channel(REPLIES_MAX).0).is_ok());
+    assert_eq!(ends(&common), ["misreported"]);
+}
+
+/// The head of the vault is the same in both, if nobody has committed in between.
+#[test]
+fn a_commit_of_an_earlier_turn_that_comes_late_is_not_made() {
+    let dir = tempfile::tempdir().unwrap();
+    let (vault, caller) = vault(dir.path());
+    let (line, mut told) = begin(&vault, &caller);
+    let mut turn = |number| {
+        let acquire = Call::Acquire { request: RequestNo(number), object: VAULT, mode: Mode::Exclusive };
+        assert!(vault.call(line, acquire).is_ok());
+        let Ok((Reply::Granted { grant, .. }, _)) = told.try_recv() else { panic!("nobody else has it") };
+        grant
+    };
+    let commit = |grant: Grant| vault.commit(&caller.name, (line.session, grant.number), Head([3; 32]), &[row(1)]);
+    let first = turn(1);
+    assert!(vault.call(line, Call::Release { grant: first, keeps: None }).is_ok());
+    let second = turn(2);
+    assert!(matches!(commit(first), Err(Refused::Ended)) && vault.head() == Head([3; 32]));
+    assert!(commit(second).is_ok_and(|head| head == vault.head()));
+}
+
+/// A state that is durable elsewhere, until it fails.
+#[derive(Default)]
+struct Upstream(AtomicBool);
+
+impl crate::state::Upstream for Upstream {
+    fn commit(&self, _: &[crate::writing::RowChange]) -> crate::Result<()> {
+        match self.0.load(Ordering::Relaxed) {
+            true => Err(crate::ServerError::Anchor(AnchorError::Broken)),
+            false => Ok(()),
+        }
+    }
+}
+
+/// What its leases say then may not be durable. The server takes a moment to end.
+#[test]
+fn a_vault_whose_state_was_not_written_answers_nothing_more() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut common, _) = common(dir.path());
+    let upstream = Arc::new(Upstream::default());
+    common.state = Arc::new(State::copy_of("elsewhere".into(), upstream.clone(), &|_| Ok(())).unwrap());
+    let caller = admitted(&common.state);
+    let vault = open(table(), &common);
+    let (line, mut told) = begin(&vault, &caller);
+    upstream.0.store(true, Ordering::Relaxed);
+    let acquire = |mode| Call::Acquire { request: RequestNo(1), object: VAULT, mode };
+    assert!(matches!(vault.call(line, acquire(Mode::Exclusive)), Err(Refused::Lost(_))));
+    assert_eq!(told.try_recv().map(|(reply, _)| reply), Err(TryRecvError::Disconnected));
+    for call in [Call::Heartbeat { beat: 1 }, acquire(Mode::Shared)] {
+        assert!(matches!(vault.call(line, call), Err(Refused::NotNow)));
+    }
+    assert!(matches!(vault.rows(&caller.name, line.session, None), Err(Refused::NotNow)));
 }

@@ -85,7 +85,7 @@ impl Etcd {
 
     fn cluster(&self) -> Arc<Cluster> {
         let config: EtcdConfig = toml::from_str(&self.table()).unwrap();
-        config.check().unwrap();
+        config.check(60).unwrap();
         Cluster::connect(self.dir.path(), &config).unwrap()
     }
 
@@ -236,6 +236,24 @@ fn who_led_before_changes_nothing_and_a_journal_is_carried_out_by_who_leads_next
     second.write_journal("j", &many(b"5")).unwrap();
     second.recover("j").unwrap();
     assert_eq!(second.get(&[b't', 7]).unwrap().as_deref(), Some(&b"5"[..]));
+}
+
+/// Who has dropped the right to lead asks etcd nothing any more, whether that answers or not.
+#[test]
+fn nothing_goes_on_for_a_leader_that_is_no_more() {
+    if !is_there() {
+        return;
+    }
+    for is_killed in [false, true] {
+        let mut etcd = Etcd::start(1);
+        let (cluster, lead) = etcd.led();
+        if is_killed {
+            etcd.kill_member(0);
+        }
+        let left = Arc::downgrade(&cluster);
+        drop((cluster, lead));
+        wait_for("its tasks have not ended", || left.strong_count() == 0);
+    }
 }
 
 /// A table that was opened again is used by the newest opening alone: the other one may be based on what is no more.
@@ -497,7 +515,7 @@ fn what_is_carried_out_late_takes_nothing_back() {
     let mut etcd = Etcd::start(3);
     // The server and its sessions are to outlive a member that stands still.
     etcd.leader_seconds = 15;
-    let mut lab = Lab::with_term(20);
+    let mut lab = Lab::with_term(40);
     {
         let (a, b) = (lab.joined("a"), lab.joined("b"));
         let id = lab.vault(a);

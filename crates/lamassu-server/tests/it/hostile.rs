@@ -323,7 +323,7 @@ fn a_host_that_is_revoked_has_no_connection_left_and_begins_nothing() {
         let _ = send.send(begin(&id_of(&id))).await;
         assert!(attends.await.unwrap().is_err());
         // Its connection is closed, and by the next one it is told why: what it sends is not read.
-        let commit = proto::CommitRequest { of: None, base: Vec::new(), changes: vec![0; 12 << 20] };
+        let commit = proto::CommitRequest { of: None, changes: vec![0; 12 << 20], ..Default::default() };
         let until = Instant::now() + PATIENCE;
         loop {
             let refused = AnchorsClient::new(channel.clone()).commit(commit.clone()).await.unwrap_err();
@@ -376,7 +376,8 @@ fn a_session_gets_nothing_without_bound() {
         assert!(ends(down).await, "an object that is none was granted, or waited for");
         // A commit of more changes than there may be: refused before they take memory.
         let of = proto::Of { vault: id_of(&id), session: 1 };
-        let many = proto::CommitRequest { of: Some(of), base: vec![0; 32], changes: [0, 1, b'x'].repeat(4_000_000) };
+        let changes = [0, 1, b'x'].repeat(4_000_000);
+        let many = proto::CommitRequest { of: Some(of), base: vec![0; 32], changes, grant: 1 };
         let refused = AnchorsClient::new(channel.clone()).commit(many).await.unwrap_err();
         assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
     });

@@ -97,7 +97,8 @@ fn what_a_newer_host_says_beyond_what_the_server_knows_is_ignored() {
         let before = block_in_place(|| rows(&anchor)).1;
         let change = Change { space: Space::Held, key: vec![7; 16], value: Some(vec![1; 512]) };
         let of = newer(proto::Of { vault: id_of(&id), session: begun.session }.encode_to_vec());
-        let commit = [field(1, &of), field(2, &granted.head), field(3, &table::pack([&change]))].concat();
+        let mut commit = [field(1, &of), field(2, &granted.head), field(3, &table::pack([&change]))].concat();
+        prost::encoding::uint64::encode(4, &granted.grant.unwrap_or_default().number, &mut commit);
         let path = http::uri::PathAndQuery::from_static("/lamassu.v1.Anchors/Commit");
         grpc.ready().await.unwrap();
         let made = grpc.unary(tonic::Request::new(newer(commit)), path, Bytes).await.unwrap().into_inner();

@@ -1,6 +1,7 @@
 //! Users of hosts that share a vault: permissions hold across hosts, also where a kernel knows only an earlier state.
 
 use crate::common::*;
+use rustix::fs::{Mode, OFlags, openat};
 use std::fs::{self, File, Permissions};
 use std::io::{self, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, chown};
@@ -174,4 +175,37 @@ fn who_is_no_longer_the_owner_changes_no_attributes() {
     as_user(BEN, || fs::set_permissions(b.file("free/f"), Permissions::from_mode(0o711)).unwrap());
     held.set_permissions(Permissions::from_mode(0o4711)).unwrap();
     assert_eq!(fs::metadata(c.file("free/f")).unwrap().mode() & 0o7777, 0o4711);
+}
+
+/// Whether a new program keeps its set-gid bit depends on the permissions of its directory. Those of a dataset's root
+/// are in the vault around it, which another host may have when the call has the dataset.
+#[test]
+fn set_gid_programs_are_made_in_the_root_of_a_dataset_without_the_vault_around_it() {
+    const ROUNDS: usize = 200;
+    let lab = Lab::new();
+    let Some([a, b, c]) = shared(&lab) else { return };
+    a.run("dataset create m-a/p").ok();
+    fs::set_permissions(a.file("p"), Permissions::from_mode(0o777)).unwrap();
+    let dir = File::open(a.file("p")).unwrap();
+    let is_done = AtomicBool::new(false);
+    let made: Vec<_> = std::thread::scope(|scope| {
+        for (host, name) in [(b, "f"), (c, "p/f")] {
+            let is_done = &is_done;
+            scope.spawn(move || {
+                while !is_done.load(Ordering::SeqCst) {
+                    let _ = fs::write(host.file(name), "busy");
+                }
+            });
+        }
+        let make = |round| {
+            let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY;
+            let made = openat(&dir, format!("program{round}"), flags, Mode::from_raw_mode(0o2755))?;
+            rustix::fs::fstat(&made).map(|st| (st.st_uid, st.st_mode & 0o7777))
+        };
+        let made = as_user(ANN, || (0..ROUNDS).map(make).collect());
+        is_done.store(true, Ordering::SeqCst);
+        made
+    });
+    let other: Vec<_> = made.into_iter().filter(|made| *made != Ok((ANN, 0o2755))).collect();
+    assert!(other.is_empty(), "{other:?}");
 }

@@ -48,10 +48,11 @@ impl Two {
     }
 }
 
-/// A commit of one row.
-fn one_row(of: &proto::Of, base: &[u8], value: u8) -> proto::CommitRequest {
+/// A commit of one row, in the turn that was granted.
+fn one_row((of, granted): (&proto::Of, &proto::Granted), base: &[u8], value: u8) -> proto::CommitRequest {
     let change = Change { space: Space::Held, key: vec![7; 16], value: Some(vec![value; 512]) };
-    proto::CommitRequest { of: Some(of.clone()), base: base.to_vec(), changes: table::pack([&change]) }
+    let (base, changes, grant) = (base.to_vec(), table::pack([&change]), granted.grant.unwrap().number);
+    proto::CommitRequest { of: Some(of.clone()), base, changes, grant }
 }
 
 #[test]
@@ -61,7 +62,7 @@ fn a_commit_that_is_sent_again_is_made_once_or_refused() {
         let (a, b) = (channel(&two.lab, "a"), channel(&two.lab, "b"));
         let mut of_a = Attended::begin(&a, begin(&two.vault, true)).await.unwrap();
         let granted = of_a.acquire().await;
-        let first = one_row(&of_a.of, &granted.head, 1);
+        let first = one_row((&of_a.of, &granted), &granted.head, 1);
         let made = commit(&a, &first).await.unwrap();
         let after_first = two.rows();
         assert_eq!(after_first.0.unwrap().0[..], made, "it is durable");
@@ -69,8 +70,8 @@ fn a_commit_that_is_sent_again_is_made_once_or_refused() {
         assert_eq!(commit(&a, &first).await.unwrap(), made);
         assert!(two.rows() == after_first);
         // After later commits. The third has the row as the first had it, and another head.
-        let second = one_row(&of_a.of, &made, 2);
-        let third = one_row(&of_a.of, &commit(&a, &second).await.unwrap(), 1);
+        let second = one_row((&of_a.of, &granted), &made, 2);
+        let third = one_row((&of_a.of, &granted), &commit(&a, &second).await.unwrap(), 1);
         let head = commit(&a, &third).await.unwrap();
         let before = two.rows();
         let expect = async |calls: &Calls, all: &[(&proto::CommitRequest, Result<&[u8], Code>)]| {
@@ -89,9 +90,13 @@ fn a_commit_that_is_sent_again_is_made_once_or_refused() {
         let mut of_b = Attended::begin(&b, begin(&two.vault, true)).await.unwrap();
         let granted_b = of_b.acquire().await;
         assert_eq!(granted_b.head, head);
-        let fresh = one_row(&of_a.of, &head, 3);
+        let fresh = one_row((&of_a.of, &granted), &head, 3);
         expect(&a, &[(&first, not_its), (&third, not_its), (&fresh, not_its)]).await;
-        let by_b = |sent: &proto::CommitRequest| proto::CommitRequest { of: Some(of_b.of.clone()), ..sent.clone() };
+        let by = |of: &proto::Of, granted: &proto::Granted, sent: &proto::CommitRequest| {
+            let (of, grant) = (Some(of.clone()), granted.grant.unwrap().number);
+            proto::CommitRequest { of, grant, ..sent.clone() }
+        };
+        let by_b = |sent: &proto::CommitRequest| by(&of_b.of, &granted_b, sent);
         expect(&b, &[(&by_b(&first), gone), (&by_b(&third), Ok(&head)), (&third, not_its)]).await;
         // It has the vault again. Messages of its former turn take nothing from it, and give it nothing.
         of_b.release(&granted_b).await;
@@ -102,7 +107,10 @@ fn a_commit_that_is_sent_again_is_made_once_or_refused() {
             of_a.is_heard().await;
             again
         };
-        expect(&a, &[(&first, gone), (&third, Ok(&head)), (&by_b(&third), not_its)]).await;
+        // One of them is based on the present head, and would be a change.
+        expect(&a, &[(&first, not_its), (&third, not_its), (&fresh, not_its), (&by_b(&third), not_its)]).await;
+        let now_again = |sent: &proto::CommitRequest| by(&of_a.of, &granted, sent);
+        expect(&a, &[(&now_again(&first), gone), (&now_again(&third), Ok(&head))]).await;
         of_a.release(&granted).await;
         // A later session of the same host.
         of_a.say(Said::Leave(proto::Nothing {})).await;
@@ -110,7 +118,7 @@ fn a_commit_that_is_sent_again_is_made_once_or_refused() {
         let mut later = Attended::begin(&a, begin(&two.vault, true)).await.unwrap();
         let granted = later.acquire().await;
         assert!(later.of.session > of_a.of.session && granted.head == head);
-        let again = |sent: &proto::CommitRequest| proto::CommitRequest { of: Some(later.of.clone()), ..sent.clone() };
+        let again = |sent: &proto::CommitRequest| by(&later.of, &granted, sent);
         let (again_first, again_third) = (again(&first), again(&third));
         expect(&a, &[(&fresh, not_its), (&third, not_its), (&again_first, gone), (&again_third, Ok(&head))]).await;
         // It falls silent, and another takes over.
@@ -118,13 +126,13 @@ fn a_commit_that_is_sent_again_is_made_once_or_refused() {
         of_b.ask().await;
         let taken = of_b.granted().await;
         assert!(taken.takes_over && taken.head == head);
-        let fresh = one_row(&later.of, &head, 4);
+        let fresh = one_row((&later.of, &granted), &head, 4);
         expect(&a, &[(&fresh, not_its), (&again_third, not_its)]).await;
         // Its grant is taken back, and that of the holder, too.
         for (name, calls) in [("a", &a), ("b", &b)] {
             let args = ["host", "grant", "--not", &format!("@{name}"), &format!("@{}", two.id)];
             block_in_place(|| two.lab.serve(&args)).ok();
-            let sent = one_row(&of_b.of, &head, 5);
+            let sent = one_row((&of_b.of, &taken), &head, 5);
             expect(calls, &[(&fresh, Err(Code::NotFound)), (&sent, Err(Code::NotFound))]).await;
         }
     });
@@ -154,7 +162,7 @@ fn a_beginning_or_an_end_that_is_sent_again_is_in_nobodys_way() {
             let resumed = Attended::resume(calls, of, vec![old]).await.map(drop);
             assert_eq!(resumed.unwrap_err().code(), Code::Aborted);
         }
-        let head = commit(&a, &one_row(&of_a.of, &granted.head, 1)).await.unwrap();
+        let head = commit(&a, &one_row((&of_a.of, &granted), &granted.head, 1)).await.unwrap();
         let before = two.rows();
         // The anchor is taken back once. Then its rows are put, and put again.
         let mut anchors = AnchorsClient::new(a.clone());
@@ -162,7 +170,7 @@ fn a_beginning_or_an_end_that_is_sent_again_is_in_nobodys_way() {
         assert_eq!(refused.code(), Code::Aborted);
         anchors.give_up(of_a.of.clone()).await.unwrap();
         assert_eq!(anchors.give_up(of_a.of.clone()).await.unwrap_err().code(), Code::NotFound);
-        assert_eq!(commit(&a, &one_row(&of_a.of, &head, 2)).await, Err(Code::NotFound));
+        assert_eq!(commit(&a, &one_row((&of_a.of, &granted), &head, 2)).await, Err(Code::NotFound));
         assert_eq!(of_a.hear().await, None, "its session ended with the anchor");
         let put = put_of(&two.vault, &before.1);
         let mut send = async |put: &[proto::PutRequest]| {
@@ -178,13 +186,13 @@ fn a_beginning_or_an_end_that_is_sent_again_is_in_nobodys_way() {
         }
         let head = send(&put).await.unwrap();
         assert_eq!(send(&put).await.as_ref(), Ok(&head), "its answer was lost");
-        let late = one_row(&of_a.of, &head, 3);
+        let late = one_row((&of_a.of, &granted), &head, 3);
         assert_eq!(commit(&a, &late).await, Err(Code::Aborted), "a session of the anchor before");
         let mut new = Attended::begin(&a, first.clone()).await.unwrap();
         assert!(new.of.session > of_a.of.session);
         let granted = new.acquire().await;
         assert_eq!(granted.head, head);
-        commit(&a, &one_row(&new.of, &head, 4)).await.unwrap();
+        commit(&a, &one_row((&new.of, &granted), &head, 4)).await.unwrap();
         let before = two.rows();
         assert_eq!(send(&put).await, Err(Code::AlreadyExists), "rows that are older than those of the server");
         assert_eq!(commit(&a, &late).await, Err(Code::Aborted));
@@ -304,7 +312,7 @@ fn bytes_that_were_recorded_on_the_wire_are_no_connection() {
         let a = channel_by(&two.lab, "a", wire.port);
         let mut session = Attended::begin(&a, begin(&two.vault, true)).await.unwrap();
         let granted = session.acquire().await;
-        commit(&a, &one_row(&session.of, &granted.head, 1)).await.unwrap();
+        commit(&a, &one_row((&session.of, &granted), &granted.head, 1)).await.unwrap();
         session.release(&granted).await;
         // What was released is free for another: the server has heard all of it.
         let b = channel(&two.lab, "b");

@@ -539,6 +539,8 @@ fn what_a_shared_mount_does_not_do_it_says() {
     let (a, b) = (lab.joined("a"), lab.joined("b"));
     a.run("init store/v").ok();
     a.run("mount --shared store/v m-a").code(28).says("anchor move");
+    // Another host does not know where it is.
+    b.run("mount --shared store/v m-b").code(60).says("--anchor server://HOST");
     let id = a.id("store/v");
     lab.grant(a, &id);
     lab.grant(b, &id);
@@ -552,9 +554,11 @@ fn what_a_shared_mount_does_not_do_it_says() {
     // A plain mount, and a command, of another host wait for its end.
     b.mount().code(63).says("host a");
     a.run("key unload m-a").code(28).says("in turn");
-    assert!(a.run("info m-a").ok().out.contains(&id));
+    let told = a.run("info m-a").ok().out;
+    assert!(told.contains(&id) && told.contains(&lab.url()), "{told}");
     a.umount().ok();
     lab.wait_until_free();
+    assert!(a.run("anchor status store/v").ok().out.contains(&lab.url()));
     b.mount().ok();
     assert_eq!(fs::read_to_string(b.file("f")).unwrap(), "text");
     a.run("mount --shared store/v m-a").code(63).says("host b");

@@ -25,6 +25,15 @@ pub fn fenced(store: Arc<dyn Backend>, anchor: &Arc<Anchor>) -> Arc<dyn Backend>
     }
 }
 
+/// A file of the store that stays open while the anchor's session ends ([`BackendFile::unfenced`]), as the holder of
+/// another anchor of the same vault may change it.
+pub fn fenced_again(file: Arc<dyn BackendFile>, anchor: &Arc<Anchor>) -> Arc<dyn BackendFile> {
+    match anchor.may_end() {
+        true => Arc::new(Fenced { inner: file, fence: Fence(anchor.clone()) }),
+        false => file,
+    }
+}
+
 /// A store that cannot copy reads and writes this much by one call.
 const COPIED_AT_ONCE: u64 = 1 << 20;
 
@@ -112,6 +121,10 @@ impl<T: BackendNode + ?Sized> BackendNode for Fenced<T> {
 }
 
 impl BackendFile for Fenced<dyn BackendFile> {
+    fn unfenced(&self) -> Option<Arc<dyn BackendFile>> {
+        Some(self.inner.clone())
+    }
+
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
         self.inner.read_at(offset, buf)
     }

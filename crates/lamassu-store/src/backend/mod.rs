@@ -28,7 +28,7 @@ pub mod memory;
 pub use crash::{CrashBackend, CrashSim};
 #[cfg(any(test, feature = "testing"))]
 pub use fault::FaultBackend;
-pub use fence::fenced;
+pub use fence::{fenced, fenced_again};
 pub use local::{
     Copied, CopyError, LocalBackend, Lock, Privileges, Watch, lock_staging, next_data, open_regular, open_regular_in,
 };
@@ -221,6 +221,10 @@ pub trait BackendNode: Send + Sync {
 
 /// An open backing file. All methods take `&self`; concurrent calls are allowed.
 pub trait BackendFile: BackendNode {
+    /// The file itself, if this is one behind the fence of [`fenced`].
+    fn unfenced(&self) -> Option<Arc<dyn BackendFile>> {
+        None
+    }
     /// Reads up to `buf.len()` bytes; short only at the end of the file.
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize>;
     /// Writes all of `data`.

@@ -2,13 +2,14 @@
 //! here does anything.
 
 use super::File;
+use super::fresh::Fresh;
 use super::primitives::Core;
 use super::recover::keep_bits;
 use super::state::{Held, Mark, State};
 use super::types::StoreError;
 use lamassu_anchor::Digest;
 use lamassu_format::PageNo;
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 
 /// What is expected of a file after a barrier has covered it.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -111,7 +112,7 @@ impl Core {
         self.wait_for_anchor(fresh)
     }
 
-    fn wait_for_anchor(&self, fresh: &super::fresh::Fresh) -> Result<(), StoreError> {
+    fn wait_for_anchor(&self, fresh: &Fresh) -> Result<(), StoreError> {
         let object = HashSet::from([fresh.object()]);
         Ok(fresh.files().anchor().commit_objects(&object, lamassu_anchor::EntryMark::NOTHING)?)
     }
@@ -141,12 +142,33 @@ impl Core {
         }
     }
 
+    /// I11: writes pages again with the bytes that the store shows, so that a barrier makes them durable although an
+    /// earlier process's barrier has failed.
+    fn write_as_shown(&self, st: &mut State, fresh: &Fresh, pages: &BTreeSet<PageNo>) -> Result<(), StoreError> {
+        for &g in pages {
+            let offset = self.geo().page_offset(g);
+            let bytes = fresh.pages(&*self.backing).read(g).map_err(StoreError::io("read", offset))?;
+            if bytes.iter().any(|byte| *byte != 0) {
+                self.backing.write_at(offset.0, &bytes).map_err(StoreError::io("write page", offset))?;
+                st.note_page_write(offset);
+            }
+        }
+        Ok(())
+    }
+
     /// Resolves what a crash has left in a file that is opened for writing, and commits the result to the anchor before
     /// anything of the file is served. So the store can choose only once (A5). If a page stays uncertain, the row
     /// stays open.
     pub fn recover(&self, st: &mut State) -> Result<(), StoreError> {
         let Some(fresh) = self.fresh.as_ref().filter(|fresh| fresh.must_recover()) else { return Ok(()) };
+        fresh.forget_in_flight_after(st.last_page(self.geo()));
         let pages = fresh.known().chosen_pages();
+        if !self.is_mute(st) && fresh.must_commit_first(self.ctx.sessions.under_way().unwrap_or(0), None) {
+            // Nothing can be committed yet. So the window of a session takes the place of one of which no page was
+            // found, and a crash must not bring back an earlier page.
+            self.keeping_mtime(st, |core, st| core.write_as_shown(st, fresh, &pages))?;
+            self.sync_data(st)?;
+        }
         // I11: after a barrier that failed, what is shown may never get to disk. Which barriers have failed for an
         // earlier process is not known, so everything that is accepted is written again, once. A file that cannot be
         // written stays as it is.

@@ -8,8 +8,8 @@
 use super::fetching::{Fetching, ReadTime};
 use crate::integrity::Records;
 use lamassu_anchor::{Anchor, AnchorError, Digest, FileCommit, ObjectId, Window};
-use lamassu_format::Profile;
 use lamassu_format::tree::Shape;
+use lamassu_format::{PageNo, Profile};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -39,6 +39,8 @@ pub(super) struct ClosedFile {
     pub profile: Profile,
     /// The session that wrote its pages last, and the highest sequence. `None`: no page with a stamp.
     pub last: Option<Window>,
+    /// The durable row may note a shrink that no page 0 records, see `Known`.
+    pub unmade: Option<PageNo>,
     /// The root over its blocks, if that is known.
     pub blocks: Option<Digest>,
     /// Distinguishes it from the same file, closed again.
@@ -149,9 +151,9 @@ impl AnchoredFiles {
         for (object, number) in closed.0 {
             let closed = &mut *self.closed.lock();
             let Some(file) = closed.files.get(&object).filter(|file| file.number == number) else { continue };
-            let ClosedFile { root, size, profile, last: window, blocks, .. } = *file;
-            let held = Vec::new();
-            let commit = FileCommit { object, root, size, profile, twin: None, blocks, window, held, is_clean: true };
+            let ClosedFile { root, size, profile, last: window, blocks, unmade, .. } = *file;
+            let (twin, held, is_clean, drops_cut) = (None, Vec::new(), true, unmade.is_some());
+            let commit = FileCommit { object, root, size, profile, twin, blocks, window, held, is_clean, drops_cut };
             match self.anchor.commit_file(commit) {
                 // It is removed.
                 Ok(()) | Err(AnchorError::Unknown { .. }) => drop(closed.files.remove(&object)),

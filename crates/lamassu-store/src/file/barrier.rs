@@ -68,7 +68,8 @@ impl Core {
         Ok(())
     }
 
-    /// I11: writes the pages again that were taken over, if a barrier has failed since. Data under them is durable.
+    /// I11: writes the pages again that were taken over, if a barrier has failed since. Data under them is durable,
+    /// since recovery made it so, or the process that closed the file.
     fn write_inherited_again(&self, st: &mut State) -> Result<(), StoreError> {
         let Some(fresh) = self.fresh.as_ref().filter(|fresh| fresh.has_lost()) else { return Ok(()) };
         let last = st.last_page(self.geo());
@@ -115,7 +116,8 @@ impl Core {
                 }
             }
             if page.keys.is_keyed(i) {
-                self.backing.write_at(offset.0, &bytes).map_err(StoreError::io("write", offset))?;
+                let (len, _) = self.len_to_write(&page, i, &bytes, held.page().replaced);
+                self.backing.write_at(offset.0, &bytes[..len]).map_err(StoreError::io("write", offset))?;
             }
         }
         Ok((page, lost))

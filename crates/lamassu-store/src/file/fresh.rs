@@ -11,6 +11,10 @@
 //!
 //! The lock here is taken with or without that of the file's state, and never held while waiting for the anchor.
 
+mod opening;
+
+pub(super) use opening::Shrinking;
+
 use super::anchored::{AnchoredFiles, ClosedFile, TreeOf};
 use super::blocks::BlockTree;
 use super::page_tree::{Before, PageTree, SealedPage, digest_of};
@@ -18,7 +22,7 @@ use super::types::{Damage, DamageKind, FileContext, StoreError};
 use crate::backend::BackendFile;
 use crate::integrity::{Leaves, Tree, TreeError};
 use lamassu_anchor::row::FileRow;
-use lamassu_anchor::{AnchorError, Digest, FileCommit, ObjectId, Opening, Window};
+use lamassu_anchor::{AnchorError, Digest, FileCommit, ObjectId, Window};
 use lamassu_format::{ByteOffset, FileId, Geometry, PAGE_LEN, PageNo, Profile, RecordNo};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, BTreeSet};
@@ -78,10 +82,16 @@ pub(super) struct Known {
     pub is_interrupted: bool,
     /// Pages that are accepted because of that, and whose pending bits are not resolved yet.
     pub in_flight: BTreeSet<PageNo>,
+    /// The sessions of those pages, as they were found, and the sessions in which this process has written.
+    pub accepted: BTreeSet<u32>,
+    /// A page was not accepted.
+    pub has_refused: bool,
     /// Pages whose last write failed, as they would be.
     doubtful: BTreeMap<PageNo, Digest>,
     /// The session whose window is in the row.
     opened: Option<u32>,
+    /// The durable row may note a shrink that no page 0 records: the first page that it removes; page 0: not known.
+    pub unmade: Option<PageNo>,
     /// Tree records that the anchor holds.
     held: BTreeSet<RecordNo>,
     /// The session that wrote pages since the last commit, and the highest sequence; `None`: none with a stamp.
@@ -128,6 +138,7 @@ impl Known {
 pub(super) struct NotedWrite {
     page: PageNo,
     before: Before,
+    has_stamp: bool,
 }
 
 /// The tree over the pages of a file with this root.
@@ -176,8 +187,11 @@ impl Fresh {
             profile: remembered.as_ref().map_or(row.profile, |closed| closed.profile),
             is_interrupted: remembered.is_none() && row.open.is_some(),
             in_flight: BTreeSet::new(),
+            accepted: BTreeSet::new(),
+            has_refused: false,
             doubtful: BTreeMap::new(),
             opened: None,
+            unmade: remembered.as_ref().map_or(Some(PageNo::ZERO), |closed| closed.unmade),
             held: BTreeSet::new(),
             last: remembered.as_ref().and_then(|closed| closed.last),
             is_ahead: remembered.is_some(),
@@ -292,57 +306,9 @@ impl Fresh {
         self.known.lock().row.open.as_ref().map(|open| open.file)
     }
 
-    /// A1: waits until the anchor durably knows that a session is about to write these pages, and the digests of their
-    /// neighbours. `cut`: a shrink is announced too, and pages from `cut` on are removed. Does not wait for what the
-    /// anchor knows already.
-    pub fn open_pages(
-        &self,
-        backing: &dyn BackendFile,
-        pages: impl IntoIterator<Item = PageNo>,
-        (file, window): (FileId, Window),
-        cut: Option<PageNo>,
-    ) -> Result<(), StoreError> {
-        let mut held = BTreeMap::new();
-        {
-            let known = &mut *self.known.lock();
-            let leaves = self.pages(backing);
-            for page in pages {
-                let before = known.tree.record_before(page, &leaves).map_err(|error| self.failed(error))?;
-                held.extend(before.filter(|(record, _)| !known.held.contains(record)));
-            }
-            if let Some(last) = cut.and_then(|cut| cut.0.checked_sub(1)) {
-                let way = known.tree.way_to(PageNo(last), &leaves).map_err(|error| self.failed(error))?;
-                for (record, children) in way {
-                    held.entry(record).or_insert(children);
-                }
-            }
-            if known.opened == Some(window.session) && held.is_empty() && cut.is_none() {
-                return Ok(());
-            }
-        }
-        let records: Vec<RecordNo> = held.keys().copied().collect();
-        let opening = Opening { object: self.object, file, window, held: held.into_iter().collect(), cut };
-        self.files.anchor().open_files(&[opening])?;
-        let row = self.files.anchor().row(self.object)?;
-        let known = &mut *self.known.lock();
-        known.row = row.file().cloned().unwrap_or_default();
-        known.opened = Some(window.session);
-        known.held.extend(records);
-        Ok(())
-    }
-
-    /// Whether a commit has to come before another window, or another shrink, is noted.
-    pub fn must_commit_first(&self, session: u32, cut: Option<PageNo>) -> bool {
-        let known = self.known.lock();
-        let Some(open) = &known.row.open else { return false };
-        let is_full = open.window(session).is_none() && open.windows.len() >= lamassu_anchor::WINDOWS_MAX;
-        let is_second = cut.is_some() && open.cut.is_some();
-        is_full || is_second
-    }
-
-    /// Whether the tree is so high that a shrink leaves records above those of pages.
-    pub fn is_high(&self) -> bool {
-        self.files.shape().height(self.known.lock().tree.pages()) > 1
+    /// Page 0 with `cut` may have pages past its end beside it that are in flight: they are void.
+    pub fn forget_in_flight_after(&self, last: PageNo) {
+        self.known.lock().in_flight.retain(|page| *page <= last);
     }
 
     /// Whether the anchor may know a convergent page of this file, which carries no stamp (A6). If not, it is not worth
@@ -386,7 +352,7 @@ impl Fresh {
         if known.blocks.tree.is_some() {
             known.blocks.changed.insert(page);
         }
-        Ok(NotedWrite { page, before })
+        Ok(NotedWrite { page, before, has_stamp: window.is_some() })
     }
 
     /// The write has succeeded.
@@ -394,6 +360,9 @@ impl Fresh {
         let known = &mut *self.known.lock();
         known.in_flight.remove(&noted.page);
         known.doubtful.remove(&noted.page);
+        if noted.page == PageNo::ZERO && noted.has_stamp {
+            known.unmade = None;
+        }
     }
 
     /// The write has failed, but the store may have the page nevertheless.
@@ -421,6 +390,7 @@ impl Fresh {
         let known = &mut *self.known.lock();
         known.tree = page_tree(&self.files, self.object, Digest::NONE, 0);
         known.is_ahead = true;
+        known.unmade = None; // as far as the row notes one, all those pages are gone
         known.blocks = BlockTree::default();
         known.doubtful.clear();
         known.in_flight.clear();
@@ -470,7 +440,8 @@ impl Fresh {
         let held: Vec<_> = if is_clean { Vec::new() } else { sealed.changed.into_iter().collect() };
         let records: Vec<RecordNo> = held.iter().map(|(record, _)| *record).collect();
         let (object, root) = (self.object, sealed.root);
-        let commit = FileCommit { object, root, size, profile, twin, blocks, window, held, is_clean };
+        let drops_cut = known.unmade.is_some();
+        let commit = FileCommit { object, root, size, profile, twin, blocks, window, held, is_clean, drops_cut };
         match self.files.anchor().commit_file(commit) {
             Err(AnchorError::Unknown { .. }) => return Ok(()), // it was removed
             done => done?,
@@ -532,7 +503,7 @@ impl Fresh {
         let known = &mut *self.known.lock();
         let sealed = known.tree.seal();
         known.tree.committed();
-        let (root, pages, last) = (sealed.root, sealed.pages, known.last);
-        self.files.remember(self.object, ClosedFile { root, pages, size, profile, last, blocks, number: 0 });
+        let (root, pages, last, unmade) = (sealed.root, sealed.pages, known.last, known.unmade);
+        self.files.remember(self.object, ClosedFile { root, pages, size, profile, last, unmade, blocks, number: 0 });
     }
 }

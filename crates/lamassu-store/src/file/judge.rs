@@ -60,7 +60,8 @@ impl Core {
             st.identity.set_profile(profile, false);
         }
         self.keep_page_zero(st, zero);
-        if judged.is_cut {
+        // A page 0 whose write was reported as failed says `cut`, and the row may have nothing of that.
+        if judged.is_cut || (cut && fresh.is_interrupted() && stored < fresh.known().row.size) {
             self.note_shortened(st, written_by);
         }
         Ok(())
@@ -160,6 +161,7 @@ impl Core {
         let past = past_cut(&row, zero);
         if let Some(from) = past {
             known.tree.truncate(from.0, &leaves).map_err(|error| fresh.failed(error))?;
+            known.unmade = None;
         }
         let committed = past.map_or(committed, |from| from.0.min(committed));
         pages.remove(&PageNo::ZERO);
@@ -194,14 +196,20 @@ impl Core {
         let pages = if row.size <= self.geo().page_span() { Pages::One } else { Pages::Several };
         match judge::page(row, pages, leaf, zero, &shown) {
             Verdict::InFlight => {
+                known.accepted.extend(shown.stamp.map(|stamp| stamp.session));
                 if known.tree.set(page, shown.digest, &leaves).is_err() {
                     return Ok(None); // its neighbours' digests are unknown, so its own cannot be set
                 }
                 known.in_flight.insert(page);
                 Ok(shown.stamp)
             }
-            // The tree has them already, or they stay unaccepted.
-            Verdict::Acknowledged | Verdict::Hole | Verdict::Stale => Ok(None),
+            // The tree has them already.
+            Verdict::Acknowledged | Verdict::Hole => Ok(None),
+            // It stays unaccepted. The store may show another one later.
+            Verdict::Stale => {
+                known.has_refused = true;
+                Ok(None)
+            }
         }
     }
 

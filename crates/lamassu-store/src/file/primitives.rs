@@ -6,7 +6,7 @@
 //! is loaded or recovered, how a failed barrier is repaired, and which order of steps keeps which invariant.
 
 use super::concurrent::Concurrent;
-use super::fresh::Fresh;
+use super::fresh::{Fresh, Shrinking};
 use super::page_tree::{SealedPage, digest_of};
 use super::session::Stamp;
 use super::state::{Held, Identity, PageState, SizeFields, State};
@@ -310,7 +310,11 @@ impl Core {
         page: &mut Page,
         stamp: &Stamp<'_>,
     ) -> Result<SealedPage, StoreError> {
-        self.open_in_anchor(st, stamp, [g], None)?;
+        let shrinking = match g == PageNo::ZERO && page.cut {
+            true => Shrinking::Recorded(self.geo().last_page(page.size).next()),
+            false => Shrinking::Not,
+        };
+        self.open_in_anchor(st, stamp, [g], shrinking)?;
         page.file_id = st.identity.ensure_id()?;
         (page.session, page.session_tag, page.sequence) = (stamp.session(), stamp.tag(), stamp.next_sequence());
         let mut bytes = page.build(self.geo(), g);
@@ -325,14 +329,14 @@ impl Core {
         st: &mut State,
         stamp: &Stamp<'_>,
         pages: impl IntoIterator<Item = PageNo>,
-        cut: Option<PageNo>,
+        shrinking: Shrinking,
     ) -> Result<(), StoreError> {
         let Some(fresh) = &self.fresh else { return Ok(()) };
         if let Some(id) = fresh.file_id().filter(|_| st.identity.id().is_none()) {
             st.identity.found_id(id); // a file that is open keeps its id
         }
         let window = Window { session: stamp.session(), tag: stamp.tag(), covered: stamp.last_sequence() };
-        fresh.open_pages(&*self.backing, pages, (st.identity.ensure_id()?, window), cut)
+        fresh.open_pages(&*self.backing, pages, (st.identity.ensure_id()?, window), shrinking)
     }
 
     /// A1 for pages that are about to be written one after another, with one wait for the anchor. `cut`: a shrink is
@@ -347,7 +351,7 @@ impl Core {
             return Ok(());
         }
         let stamp = self.ctx.sessions.stamp().map_err(StoreError::io("begin a session", 0u64))?;
-        self.open_in_anchor(st, &stamp, pages, cut)
+        self.open_in_anchor(st, &stamp, pages, cut.map_or(Shrinking::Not, Shrinking::Announced))
     }
 
     /// The size field of page `g`: a floor in page 0 of a longer file, otherwise the size as far as the page reaches.

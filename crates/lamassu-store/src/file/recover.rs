@@ -13,7 +13,8 @@ use super::session::Standing;
 use super::state::{Held, PageState, State};
 use super::types::{DamageKind, FirstPage, StoreError};
 use lamassu_crypto::Verify;
-use lamassu_format::{BlockNo, Keys, Page, PageNo, SlotKey};
+use lamassu_crypto::compress::stored_len;
+use lamassu_format::{BlockNo, ByteOffset, Keys, PAGE_LEN, Page, PageNo, SlotKey};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -259,6 +260,7 @@ impl Core {
                 None => lost |= 1 << i,
             }
         }
+        let replaced = page.replaced;
         keep_bits(&mut page, lost);
         // The rest of a file whose end the store has lost must not be overwritten.
         if self.ctx.read_only || st.inherited.is_truncated() {
@@ -267,7 +269,7 @@ impl Core {
         self.keeping_mtime(st, |core, st| {
             // I10: the content that was found must be durable before a page that relies on it alone is written (I1).
             if !st.inherited.is_written_again() || st.failures.any_barrier_lost() {
-                let has_written = core.write_found_again(st, g, &page, found)?;
+                let has_written = core.write_found_again(st, g, &page, found, replaced)?;
                 if has_written || !st.inherited.is_durable() || st.failures.any_barrier_lost() {
                     core.barrier(st)?;
                     st.inherited.note_durable();
@@ -297,7 +299,7 @@ impl Core {
                         found |= 1 << i;
                     }
                 }
-                self.write_found_again(st, g, &page, found)?;
+                self.write_found_again(st, g, &page, found, page.replaced)?;
                 has_found |= found != 0;
             }
             if is_unresolved {
@@ -313,20 +315,57 @@ impl Core {
     }
 
     /// I11: writes the blocks that recovery has found again, in their place. The kernel takes pages that it failed to
-    /// write for clean, and still shows them. It has told that once, perhaps to an earlier process. Returns whether
-    /// there was one.
-    fn write_found_again(&self, st: &mut State, g: PageNo, page: &Page, found: u128) -> Result<bool, StoreError> {
-        let keyed = |i: &usize| found >> i & 1 == 1 && page.keys.is_keyed(*i);
+    /// write for clean, and still shows them. It has told that once, perhaps to an earlier process. `replaced`: those
+    /// that have, or had, a previous key. Returns whether there was one.
+    fn write_found_again(
+        &self,
+        st: &mut State,
+        g: PageNo,
+        page: &Page,
+        found: u128,
+        replaced: u128,
+    ) -> Result<bool, StoreError> {
         let mut has_written = false;
-        for i in (0..page.keys.len()).filter(keyed) {
+        for i in (0..page.keys.len()).filter(|i| found >> i & 1 == 1) {
             let offset = self.geo().block_offset(self.geo().first_block(g) + i as u64);
+            if !page.keys.is_keyed(i) {
+                // Without a previous key the place was zero, durably, before (I6), and a full store has none for zeros.
+                if replaced >> i & 1 == 1 {
+                    has_written |= self.clear_again(st, offset)?;
+                }
+                continue;
+            }
             let mut bytes = vec![0u8; self.ctx.block_len()];
             self.read_padded(offset, &mut bytes)?;
-            self.backing.write_at(offset.0, &bytes).map_err(StoreError::io("write", offset))?;
-            st.note_block_write(offset, bytes.len() as u64);
+            let (len, zeros_from) = self.len_to_write(page, i, &bytes, replaced);
+            self.backing.write_at(offset.0, &bytes[..len]).map_err(StoreError::io("write", offset))?;
+            st.note_block_write(offset, len as u64);
+            st.slack.note(offset + zeros_from as u64..offset + len as u64, st.marks.written());
             has_written = true;
         }
         Ok(has_written)
+    }
+
+    /// I6, I11: makes the place of a block that was found to be a hole zero again, if the store has anything there: the
+    /// kernel may show zeros that it failed to write. Returns whether the store had.
+    fn clear_again(&self, st: &mut State, offset: ByteOffset) -> Result<bool, StoreError> {
+        let until = (offset + self.geo().block_size()).min(st.space.end());
+        let data = self.backing.seek_data(offset.0).map_err(StoreError::io("seek data", offset))?;
+        if data.is_none_or(|data| data >= until.0) {
+            return Ok(false);
+        }
+        st.slack.forget(offset..until);
+        self.punch(st, offset, until - offset)?;
+        Ok(true)
+    }
+
+    /// How much of a block in slot `i` is written when it is written again, and from where on that is zeros which need
+    /// not be kept. Of a compressed block that has filled a hole the store may have the ciphertext alone (I6), and no
+    /// space for the rest. If a block was replaced, all of its place is allocated, and may hold other bytes (I13).
+    pub fn len_to_write(&self, page: &Page, i: usize, bytes: &[u8], replaced: u128) -> (usize, usize) {
+        let is_compressed = page.keys.get(i).is_some_and(|key| key.is_compressed(self.ctx.ring.suite()));
+        let stored = if is_compressed { stored_len(bytes).next_multiple_of(PAGE_LEN) } else { bytes.len() };
+        (if replaced >> i & 1 == 1 { bytes.len() } else { stored }, stored)
     }
 
     /// The key under which a pending block's bytes verify; `None` if it is lost. Only the new key counts if the page is

@@ -269,11 +269,25 @@ impl Core {
 
     /// Recovery of an interrupted shrink: steps 3 to 5 again (I10).
     pub fn redo_cut(&self, st: &mut State) -> Result<(), StoreError> {
+        self.announce_cut_again(st)?;
         if st.last_page(self.geo()) == PageNo::ZERO {
             self.write_last_page(st, st.sizes.stored(), true)?;
         }
         self.barrier(st)?; // the first attempt may have failed at its own
         self.finish_cut(st)
+    }
+
+    /// A1: a shrink whose write of page 0 was reported as failed, and was done all the same, may not be in the anchor
+    /// any more. Then it is noted again before anything is removed, and another page 0 records it.
+    fn announce_cut_again(&self, st: &mut State) -> Result<(), StoreError> {
+        let last = st.last_page(self.geo());
+        if self.fresh.as_ref().is_none_or(|fresh| fresh.has_cut(last.next())) {
+            return Ok(());
+        }
+        self.make_room_in_anchor(st, Some(last.next()))?;
+        self.open_pages(st, [PageNo::ZERO, last], Some(last.next()))?;
+        self.settle_page(st, PageNo::ZERO)?;
+        self.forget_pages_from(last.next())
     }
 
     /// Writes the last page of `size` with everything past it dropped.

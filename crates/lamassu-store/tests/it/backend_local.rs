@@ -234,6 +234,27 @@ fn a_store_that_may_only_be_searched_is_read() {
     });
 }
 
+/// Whoever owns a file can take a lease on it, for which open(2) waits 45 seconds.
+#[test]
+fn a_lease_on_a_file_holds_nobody_up() {
+    use std::os::fd::AsRawFd;
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("f"), b"content").unwrap();
+    let root = LocalBackend::open(dir.path()).unwrap().root();
+    let leased = std::fs::OpenOptions::new().read(true).write(true).open(dir.path().join("f")).unwrap();
+    // SAFETY: the calls concern an open descriptor, and no memory. The signal that asks for the lease is one that is
+    // ignored unless a program wants it.
+    let set = |what: i32, value: i32| assert_eq!(unsafe { libc::fcntl(leased.as_raw_fd(), what, value) }, 0);
+    const F_SETSIG: i32 = 10;
+    set(F_SETSIG, libc::SIGURG);
+    set(libc::F_SETLEASE, libc::F_WRLCK);
+    for write in [false, true] {
+        assert_eq!(errno(root.open_file(name("f"), write)), Some(libc::EWOULDBLOCK));
+    }
+    set(libc::F_SETLEASE, libc::F_UNLCK);
+    root.open_file(name("f"), true).unwrap();
+}
+
 #[test]
 fn planted_links_lead_nowhere() {
     let (outside, dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());

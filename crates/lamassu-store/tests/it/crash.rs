@@ -258,16 +258,16 @@ fn hand_made(name: &str, workload: impl Fn(&mut Recording<'_>)) {
 /// The same with some epochs of keys.
 fn hand_made_in(name: &str, epochs: u8, workload: impl Fn(&mut Recording<'_>)) {
     let geometries = [
-        (Setup::default(), 40),
-        (Setup { reserved: 1, ..Setup::default() }, 40),
-        (Setup { reserved: 8, convergent: false, ..Setup::default() }, 40),
-        (Setup { anchored: true, ..Setup::default() }, 20),
-        (Setup { anchored: true, reserved: 8, convergent: false, ..Setup::default() }, 20),
+        (Setup::default(), 20),
+        (Setup { reserved: 1, ..Setup::default() }, 20),
+        (Setup { reserved: 8, convergent: false, ..Setup::default() }, 20),
+        (Setup { anchored: true, ..Setup::default() }, 10),
+        (Setup { anchored: true, reserved: 8, convergent: false, ..Setup::default() }, 10),
         (Setup { block_size: 65536, ..Setup::default() }, 8),
         (Setup { anchored: true, block_size: 65536, ..Setup::default() }, 4),
         (Setup { block_size: 1 << 20, reserved: 8, ..Setup::default() }, 2),
-        (Setup { codec: Some(Codec::Zstd(1)), ..Setup::default() }, 20),
-        (Setup { codec: Some(Codec::Lz4), block_size: 16384, reserved: 8, ..Setup::default() }, 20),
+        (Setup { codec: Some(Codec::Zstd(1)), ..Setup::default() }, 10),
+        (Setup { codec: Some(Codec::Lz4), block_size: 16384, reserved: 8, ..Setup::default() }, 10),
         (Setup { codec: Some(Codec::Lz4), anchored: true, block_size: 8192, ..Setup::default() }, 10),
     ];
     let mut states = 0;
@@ -568,7 +568,7 @@ fn grown_by_holes() {
             r.append(30);
             r.truncate(4 * pages);
             r.settle();
-            let depth = Depth { losses: 4 * scale(), stride: 1 };
+            let depth = Depth { losses: scale(), stride: 1 };
             states += must_survive("grown_by_holes", &setup, &r.finish(), chosen_seed().unwrap_or(1), depth);
         }
         states

@@ -19,6 +19,8 @@ const QUEUED_MAX: usize = 100_000;
 /// Passes until nothing is queued or due: a removal needs a commit, a barrier after its step in the store, and another
 /// commit for the end of its intent.
 const PASSES_MAX: usize = 6;
+/// Objects whose tree records are removed in one pass: the end of a turn waits for it.
+const RECORDS_AT_ONCE: usize = 64;
 /// Barriers for an fsync while other calls keep making names.
 const FSYNC_TRIES_MAX: usize = 4;
 
@@ -285,25 +287,66 @@ impl Vault {
     pub(crate) fn forget_objects(&self) {
         let Some(anchored) = &self.anchored else { return };
         let unused = self.nodes.lock().take_unused();
-        for object in unused.into_iter().filter(|object| *object != ObjectId::ROOT) {
-            anchored.forget(object);
-        }
+        let is_gone = |object: &ObjectId| *object != ObjectId::ROOT && anchored.forget(*object);
+        self.remove_records(anchored, unused.into_iter().filter(is_gone).collect());
     }
 
     /// The same for an object without a node that has lost its last name.
     pub(crate) fn forget_object(&self, object: ObjectId) {
-        if let Some(anchored) = &self.anchored {
-            anchored.forget(object);
+        if let Some(anchored) = &self.anchored
+            && anchored.forget(object)
+        {
+            self.remove_records(anchored, vec![object]);
         }
     }
 }
 
 impl Anchored {
-    fn forget(&self, object: ObjectId) {
+    /// Returns whether it was in use until now.
+    fn forget(&self, object: ObjectId) -> bool {
         // By now another node may be the object, under the same name.
-        if self.anchor.row(object).is_ok_and(|row| row.links == 0) && !self.may_come_back(object) {
+        let is_gone = self.anchor.row(object).is_ok_and(|row| row.links == 0) && !self.may_come_back(object);
+        if is_gone {
             self.anchor.forget(object);
-            self.trees.remove(object);
         }
+        is_gone
+    }
+}
+
+/// Tree records of objects that are gone.
+impl Vault {
+    /// Where hosts take turns that is left to the background: the kernel may forget thousands of files between two
+    /// turns, other hosts wait while a turn begins, and in one that only looks the store is not changed.
+    pub(crate) fn remove_records(&self, anchored: &Anchored, objects: Vec<ObjectId>) {
+        if !self.options.by_turns {
+            return objects.into_iter().for_each(|object| anchored.trees.remove(object));
+        }
+        let len = {
+            let mut gone = anchored.gone.lock();
+            gone.extend(objects);
+            gone.len()
+        };
+        if len >= RECORDS_AT_ONCE && !self.options.read_only {
+            self.options.upkeep.want();
+        }
+    }
+
+    /// Removes some of those that were left, and asks for upkeep if there are many more.
+    pub(crate) fn remove_more_records(&self) {
+        let Some(anchored) = &self.anchored else { return };
+        let (some, is_more) = {
+            let mut gone = anchored.gone.lock();
+            let rest = gone.len().saturating_sub(RECORDS_AT_ONCE);
+            (gone.split_off(rest), rest >= RECORDS_AT_ONCE)
+        };
+        some.into_iter().for_each(|object| anchored.trees.remove(object));
+        if is_more {
+            self.options.upkeep.want();
+        }
+    }
+
+    /// Those that the next turn removes.
+    pub(crate) fn take_records_left(&self) -> Vec<ObjectId> {
+        self.anchored.as_ref().map(|anchored| std::mem::take(&mut *anchored.gone.lock())).unwrap_or_default()
     }
 }

@@ -10,7 +10,7 @@ use crate::names::StoredName;
 use crate::record::remove_companion;
 use crate::stored::lending;
 use crate::{Ino, Kind, Result, Vault, VaultError, symlink};
-use lamassu_anchor::Removal;
+use lamassu_anchor::{ObjectId, Removal};
 use lamassu_format::header::NameMode;
 use lamassu_store::backend::Stat;
 use parking_lot::Mutex;
@@ -162,7 +162,7 @@ impl Vault {
         match removal {
             Removal::NoEntry => return Err(VaultError::NotFound),
             Removal::WhenDue(number) => {
-                let node = self.nodes.lock().find(StoreId::from(&departing.st)).filter(|_| is_last);
+                let node = self.nodes.lock().node_of(object, StoreId::from(&departing.st)).filter(|_| is_last);
                 anchored.departures.add(number, departing, node);
             }
             Removal::Now => {
@@ -176,7 +176,7 @@ impl Vault {
                 }
                 self.remove_rest(&departing);
                 if is_last {
-                    self.lost_last_name(&departing.st);
+                    self.lost_last_name(object, &departing.st);
                 }
             }
         }
@@ -184,10 +184,10 @@ impl Vault {
     }
 
     /// An inode has lost its last name in the store too, unless other names still have pending removals.
-    pub(crate) fn lost_last_name(&self, st: &Stat) {
+    pub(crate) fn lost_last_name(&self, object: ObjectId, st: &Stat) {
         let Some(anchored) = self.anchored.as_ref().filter(|_| st.nlink > 1) else { return };
         let id = StoreId::from(st);
-        if let Some(node) = self.nodes.lock().find(id) {
+        if let Some(node) = self.nodes.lock().node_of(object, id) {
             anchored.departures.lost_last(node, id);
         }
     }

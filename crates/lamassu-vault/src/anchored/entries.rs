@@ -1,12 +1,11 @@
 //! What a name leads to, and what users see of it, by the anchor (N1, N2).
 
-use super::no_outcome;
 use crate::digests::object_kind;
 use crate::dirs::Dir;
-use crate::error::{io, is_not_found};
+use crate::error::{io, is_not_found, no_outcome};
 use crate::event::{FoundBy, IntegrityEvent, IntegrityKind};
-use crate::inode::{Link, StoreId};
-use crate::target::hold;
+use crate::inode::Link;
+use crate::target::{SET_ID, hold};
 use crate::{Attr, Ino, Kind, ROOT, Result, Vault, VaultError};
 use lamassu_anchor::judge::{self, EntryVerdict};
 use lamassu_anchor::row::Content;
@@ -143,16 +142,18 @@ impl Vault {
         Ok(Some((st, object)))
     }
 
-    /// Refuses a second object for a known inode of the store.
+    /// Refuses a second object for a known inode of the store, if its numbers say which entry is which.
     fn refuse_other_object(&self, dir: &Dir, stored: &OsStr, st: &Stat, object: ObjectId) -> Result<()> {
-        let known = {
-            let nodes = self.nodes.lock();
-            nodes.find(StoreId::from(st)).map(|ino| nodes.object(ino))
-        };
-        match known {
-            Some(known) if self.anchored.is_some() && known != object => Err(self.outdated("entry", dir.ino, stored)),
-            _ => Ok(()),
+        if self.anchored.is_none() {
+            return Ok(());
         }
+        let identified = self.told_apart(object, st, |nodes, go| nodes.identify(st, object, go))?;
+        match identified {
+            Ok((Some(ino), true)) => self.note_followed(ino, st),
+            Ok(_) => {}
+            Err(_) => return Err(self.outdated("entry", dir.ino, stored)),
+        }
+        Ok(())
     }
 
     /// The error for a node that is not under its name: if the anchor has it there, it is missing.
@@ -210,7 +211,7 @@ impl Vault {
             false => tracing::warn!(entry, "{text}"),
         }
         let narrowed = held.and_then(|(st, held)| match takes_only(&row, &st) {
-            true => held.set_mode(row.mode).and_then(|()| held.stat()),
+            true => held.set_mode(mode_for(&row, &st)).and_then(|()| held.stat()),
             false => Ok(st),
         });
         if !narrowed.is_ok_and(|st| is_as_recorded(&row, &st)) {
@@ -285,14 +286,19 @@ impl super::Anchored {
     }
 }
 
+/// The mode that the store should show. It need not have the set-id bits of a file: see [`Vault::mode_in_store`].
+fn mode_for(row: &Row, st: &Stat) -> u32 {
+    if st.kind == Kind::Dir { row.mode } else { row.mode & (st.mode | !SET_ID) }
+}
+
 /// Whether the store has the mode and the owner of a row.
 fn is_as_recorded(row: &Row, st: &Stat) -> bool {
-    (st.kind == Kind::Symlink || st.mode == row.mode) && (st.uid, st.gid) == (row.uid, row.gid)
+    (st.kind == Kind::Symlink || st.mode == mode_for(row, st)) && (st.uid, st.gid) == (row.uid, row.gid)
 }
 
 /// Whether the mode of a row gives nobody anything that the store's entry does not.
 fn takes_only(row: &Row, st: &Stat) -> bool {
-    st.kind != Kind::Symlink && (st.uid, st.gid) == (row.uid, row.gid) && row.mode & !st.mode == 0
+    st.kind != Kind::Symlink && (st.uid, st.gid) == (row.uid, row.gid) && mode_for(row, st) & !st.mode == 0
 }
 
 fn as_recorded(row: &Row, st: Stat) -> Stat {

@@ -73,7 +73,11 @@ impl Vault {
         if !self.anchored.as_ref().is_some_and(|anchored| anchored.after_crash.load(Ordering::Relaxed)) {
             return;
         }
-        let met = self.dir(parent).and_then(|dir| Ok((self.stored(&dir, name)?.name, dir)));
+        let opened = {
+            let _tree = self.tree.read();
+            self.dir(parent)
+        };
+        let met = opened.and_then(|dir| Ok((self.stored(&dir, name)?.name, dir)));
         if let Ok((name, dir)) = met {
             self.meet_unrecorded(&dir, &[name]);
         }

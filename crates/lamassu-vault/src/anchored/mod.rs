@@ -42,7 +42,7 @@ pub(crate) use moves::Moving;
 pub(crate) use recover::{MovesLeft, RECOVERY_STEP, is_absent};
 pub(crate) use take::shown as shown_attrs;
 pub(crate) use trees::TreeFiles;
-pub(crate) use unsettled::{End, Unsettled, no_outcome};
+pub(crate) use unsettled::{End, Unsettled};
 
 use crate::dirs::Dir;
 use crate::event::{IntegrityEvent, IntegrityKind, place_of};
@@ -70,6 +70,8 @@ pub(crate) struct Anchored {
     pub anchor: Arc<Anchor>,
     pub files: Arc<AnchoredFiles>,
     trees: Arc<TreeFiles>,
+    /// Objects that are gone, of which there may be tree records: removed in the background where hosts take turns.
+    gone: Mutex<Vec<ObjectId>>,
     /// The mark of the last barrier of the whole store for names.
     covered: Mutex<EntryMark>,
     /// When the first uncommitted change was queued; 0: there is none.
@@ -107,6 +109,7 @@ impl Anchored {
             anchor,
             files,
             trees,
+            gone: Mutex::default(),
             covered,
             queued_since: AtomicU64::new(0),
             departures: depart::Departures::default(),

@@ -1,10 +1,11 @@
 //! Moves of entries: durable in the anchor first, then made in the store (N4, N5).
 
+use super::Anchored;
 use crate::dirs::Dir;
 use crate::inode::StoreId;
 use crate::{Kind, Result, Vault, VaultError};
 use lamassu_anchor::row::Inodes;
-use lamassu_anchor::{EntryPlace, ObjectId, Renamed};
+use lamassu_anchor::{AnchorError, EntryPlace, ObjectId, Renamed};
 use lamassu_store::backend::Stat;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -26,7 +27,7 @@ type NameIn<'a> = (&'a Dir, &'a OsStr);
 impl Vault {
     /// Whether an entry removed from a name is still in the store.
     pub(crate) fn is_going(&self, dir: &Dir, stored: &OsStr) -> bool {
-        let going = |anchored: &super::Anchored| !anchored.anchor.may_make(&anchored.place(dir.object, stored));
+        let going = |anchored: &Anchored| !anchored.anchor.may_make(&anchored.place(dir.object, stored));
         self.anchored.as_ref().is_some_and(going)
     }
 
@@ -72,10 +73,20 @@ impl Vault {
         is_exchange: bool,
         inodes: Inodes,
     ) -> Result<Option<Moving>> {
+        self.record_move_of(from, to, |anchored, source, target| {
+            anchored.anchor.rename(source, target, is_exchange, inodes, anchored.covered())
+        })
+    }
+
+    fn record_move_of(
+        &self,
+        from: NameIn<'_>,
+        to: NameIn<'_>,
+        rename: impl FnOnce(&Anchored, EntryPlace, (EntryPlace, &[u8])) -> std::result::Result<Renamed, AnchorError>,
+    ) -> Result<Option<Moving>> {
         let Some(anchored) = &self.anchored else { return Ok(Some(Moving::Unanchored)) };
         let (source, target) = (anchored.place(from.0.object, from.1), anchored.place(to.0.object, to.1));
-        let to_name = to.1.as_bytes();
-        let renamed = anchored.anchor.rename(source, (target, to_name), is_exchange, inodes, anchored.covered())?;
+        let renamed = rename(anchored, source, (target, to.1.as_bytes()))?;
         anchored.touched(self.now());
         match renamed {
             Renamed::NoEntry => Err(VaultError::NotFound),
@@ -119,18 +130,27 @@ impl Vault {
             Moving::Intended(number) => number,
         };
         let inodes = Inodes { target: if is_exchange { inodes.target } else { 0 }, ..inodes };
+        let target = target.filter(|_| !is_exchange);
+        let record_once = || match target {
+            None => self.record_move(to, from, is_exchange, inodes),
+            // In one commit: if the object were not recorded at a crash, recovery would take the move for one that the
+            // store may have made, and replace the object by it.
+            Some(replaced) => self.record_move_of(to, from, |anchored, source, target| {
+                anchored.anchor.rename_back(source, target, inodes, anchored.covered(), replaced)
+            }),
+        };
         let record = || -> Result<Moving> {
-            if let Some(back) = self.record_move(to, from, is_exchange, inodes)? {
+            if let Some(back) = record_once()? {
                 return Ok(back);
             }
             self.sync_store()?;
-            self.record_move(to, from, is_exchange, inodes)?.ok_or(VaultError::Stale)
+            record_once()?.ok_or(VaultError::Stale)
         };
         let moved = match *back {
             Some(moved) => moved,
             None => *back.insert(record()?),
         };
-        if let Some(target) = target.filter(|_| !is_exchange) {
+        if let (Some(target), Moving::Queued { .. }) = (target, moved) {
             anchored.anchor.link(anchored.place(to.0.object, to.1), target)?;
         }
         anchored.anchor.carried_out([number]);

@@ -398,7 +398,7 @@ impl Vault {
     }
 
     /// Lets the node of a file have all names that are there. Each directory is listed once.
-    pub(super) fn meet_all_names(&self, anchored: &Anchored, object: ObjectId) -> Result<()> {
+    pub(crate) fn meet_all_names(&self, anchored: &Anchored, object: ObjectId) -> Result<()> {
         let met = self.nodes_at(anchored, anchored.anchor.names_of(object)?)?;
         met.into_iter().for_each(|ino| self.forget(ino, 1));
         Ok(())

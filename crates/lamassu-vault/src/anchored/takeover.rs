@@ -10,6 +10,7 @@ use crate::dirs::Dir;
 use crate::error::io;
 use crate::inode::StoreId;
 use crate::stored::replace;
+use crate::target::SET_ID;
 use crate::{Ino, Kind, Result, SetTime, Vault, VaultError};
 use lamassu_anchor::AnchorError;
 use lamassu_format::name::COMPANION_PREFIX;
@@ -85,6 +86,10 @@ impl Vault {
         let _pass = self.gate.enter_again();
         if self.closed.load(Ordering::Acquire) {
             return Err(VaultError::ReadOnly);
+        }
+        // Not the copy that another user has put under a name: all names of the file would get it.
+        if self.has_several_names(ino)? {
+            self.must_have_its_owner(ino, || old.stat().map_err(io("stat")))?;
         }
         // If this cannot be told, neither can the old inode be used.
         let is_split = self.is_split(anchored, ino, &old)?;
@@ -244,7 +249,8 @@ fn copied(
     if (made.uid, made.gid) != (st.uid, st.gid) {
         to.set_owner(Some(st.uid), Some(st.gid)).map_err(io("set the owner"))?;
     }
-    to.set_mode(st.mode).map_err(io("set the mode"))?;
+    // As `Vault::mode_in_store`.
+    to.set_mode(st.mode & !SET_ID).map_err(io("set the mode"))?;
     to.set_times(SetTime::At(st.atime), SetTime::At(st.mtime)).map_err(io("set times"))?;
     to.sync_all().map_err(io("sync a copy"))?;
     for other in more {

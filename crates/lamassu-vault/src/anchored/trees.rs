@@ -33,7 +33,7 @@ impl TreeFiles {
     /// Removes the records of an object that is gone. A leftover does no harm: the number is never used again.
     pub fn remove(&self, object: ObjectId) {
         let (dir, _) = place((object, TreeOf::Pages));
-        if self.absent.lock().contains(&dir) {
+        if self.read_only || self.absent.lock().contains(&dir) {
             return;
         }
         let opened = self.root.open_dir(OsStr::new(TREE)).and_then(|tree| tree.open_dir(&dir));

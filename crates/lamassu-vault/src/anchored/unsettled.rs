@@ -5,10 +5,9 @@
 
 use super::{Anchored, Moving};
 use crate::dirs::Dir;
-use crate::error::errno;
 use crate::inode::StoreId;
 use crate::names::StoredName;
-use crate::{Ino, Kind, VaultError, symlink};
+use crate::{Ino, Kind, symlink};
 use lamassu_anchor::{EntryPlace, ObjectId};
 use lamassu_store::backend::Stat;
 use parking_lot::Mutex;
@@ -92,11 +91,6 @@ struct State {
     left: HashSet<EntryPlace>,
 }
 
-/// The error of a call that needs a place of such a move.
-pub(crate) fn no_outcome() -> VaultError {
-    errno("use a name while it is not known whether a rename was made", libc::EIO)
-}
-
 impl Anchored {
     /// Whether a move of this process has no outcome.
     pub fn has_unsettled(&self) -> bool {
@@ -156,7 +150,7 @@ impl Anchored {
     }
 
     /// Whether the anchor may have to record this object again, which the move has replaced.
-    pub(super) fn may_come_back(&self, object: ObjectId) -> bool {
+    pub(crate) fn may_come_back(&self, object: ObjectId) -> bool {
         self.unsettled.is_any() && self.unsettled.state.lock().own.as_ref().is_some_and(|own| own.to.object == object)
     }
 }

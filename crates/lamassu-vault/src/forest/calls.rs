@@ -9,8 +9,8 @@ use crate::handles::fresh_handle;
 use crate::locks::{Locks, Object};
 use crate::turns::Turns;
 use crate::{
-    Access, Attr, DirEntry, Entry, Fallocate, HandleId, Ino, Kind, Owner, ROOT, RenameMode, Result, SetAttr, SetXattr,
-    Sought, StatFs, Upkeep, Vault, VaultError, Whence,
+    Access, Attr, DirEntry, Entry, Fallocate, HandleId, Ino, Kind, Owner, Permissions, ROOT, RenameMode, Result,
+    SetAttr, SetXattr, Sought, StatFs, Upkeep, Vault, VaultError, Whence,
 };
 use lamassu_format::root::MODE_BITS;
 use lamassu_store::Hole;
@@ -320,7 +320,7 @@ impl FileSystem for Forest {
         self.stop_all_turns();
     }
 
-    fn permissions(&self, dir: Ino) -> Result<(u32, u32)> {
+    fn permissions(&self, dir: Ino) -> Result<Permissions> {
         self.dir_permissions(dir)
     }
 

@@ -12,7 +12,7 @@ use crate::left::Left;
 use crate::locks::Locks;
 use crate::root::Top;
 use crate::turns::{Kept, Turns};
-use crate::{Attr, HandleId, Ino, Options, ROOT, Result, Vault, VaultError};
+use crate::{Attr, HandleId, Ino, Options, Permissions, ROOT, Result, Vault, VaultError};
 use lamassu_anchor::{ObjectId, Touched};
 use lamassu_crypto::KeyRing;
 use lamassu_format::header::VaultHeader;
@@ -359,14 +359,15 @@ impl Forest {
 
     /// The permissions of a directory, for a decision in a turn of its member: those of a dataset's root as they were
     /// last shown.
-    pub(super) fn dir_permissions(&self, dir: Ino) -> Result<(u32, u32)> {
+    pub(super) fn dir_permissions(&self, dir: Ino) -> Result<Permissions> {
         let member = member_of(dir);
         if self.hosts_take_turns() && member != ROOT_MEMBER && local(dir) == ROOT {
             let entry = *self.slot(member)?.entry.lock();
-            return entry.map(|entry| (entry.mode, entry.uid)).ok_or_else(|| self.not_open(member));
+            let RootRecord { mode, uid, gid } = entry.ok_or_else(|| self.not_open(member))?;
+            return Ok(Permissions { mode, uid, gid });
         }
-        let attr = crate::FileSystem::getattr(self, dir, None)?;
-        Ok((attr.mode, attr.uid))
+        let Attr { mode, uid, gid, .. } = crate::FileSystem::getattr(self, dir, None)?;
+        Ok(Permissions { mode, uid, gid })
     }
 
     pub(super) fn shared_locks(&self, member: Number) -> Option<Arc<dyn Locks>> {

@@ -46,6 +46,7 @@ impl RekeyRun<'_> {
         let _tree = vault.tree.write();
         let _alone = vault.attrs_alone(ino);
         let (target, st) = vault.target(ino)?;
+        vault.must_be_its_own_to_rekey(ino, &target)?;
         let mut attrs = vault.verified_attrs(&target, ino)?.unwrap_or_default();
         let mut first = Ok(());
         let all = stored(&target)?;
@@ -130,6 +131,11 @@ fn permitted(target: &Target, mode: u32, change: impl Fn() -> stdio::Result<()>)
     const LENT: u32 = 0o200;
     let done = match change() {
         Err(e) if e.kind() == stdio::ErrorKind::PermissionDenied && mode & LENT == 0 => {
+            let mode = match target {
+                Target::Root(..) => mode,
+                // Its own, without what only the row has.
+                _ => target.stat().map_err(io("stat"))?.mode,
+            };
             target.set_mode(mode | LENT).map_err(io("set the mode"))?;
             let done = change();
             target.set_mode(mode).map_err(io("set the mode"))?;

@@ -114,7 +114,8 @@ impl RekeyRun<'_> {
         let _pass = vault.change()?;
         let _tree = vault.tree.write();
         let (dir, name, st) = vault.place(link.ino)?;
-        if !link.id.is_of(&st) || st.nlink > 1 {
+        // Where hosts share the vault, it may have got another number from the store.
+        if st.nlink > 1 || !(link.id.is_of(&st) || vault.is_shared_by_hosts()) {
             return Ok(()); // it got another name meanwhile, which is noted
         }
         let object = vault.object_at(&dir, &name)?;
@@ -122,7 +123,7 @@ impl RekeyRun<'_> {
         let step = || self.put(&dir, &name, &link.target, |dir, name| replace(staged, &link.temp, dir, name));
         let stored = || vault.path_in(dir.ino, &name).display().to_string();
         let (new, old) = vault.replacing(object, SealedPart::Content, digests, &stored, step)?;
-        self.exchanged(link.id, &new);
+        self.exchanged(StoreId::from(&st), &new);
         if let Some(rest) = old {
             remove_rest(&dir, &rest);
         }
@@ -205,6 +206,8 @@ impl RekeyRun<'_> {
             match places.first() {
                 Some((dir, name, st)) => {
                     let object = vault.object_at(dir, name)?;
+                    // The new link gets its owner.
+                    vault.must_be_its_own(object, st)?;
                     self.fresh_target(dir, name)?.map(|fresh| (fresh, object, *st))
                 }
                 None => None,
@@ -259,6 +262,11 @@ impl RekeyRun<'_> {
         let mut places = Vec::new();
         for (dir, name, st) in self.places_by(names, |st| st.kind == Kind::Symlink)? {
             if vault.object_if_recorded(&dir, &name)? == Some(object) {
+                // A copy of another user's would get all names.
+                if let refused @ Err(_) = vault.must_be_its_own(object, &st) {
+                    self.note(dir.ino, refused)?;
+                    continue;
+                }
                 let link = vault.stored_link(object, &dir, &name)?;
                 places.push((symlink::is_newest(ring, &*dir.handle, &link.text), link.digest(), dir, name, st));
             }
@@ -278,14 +286,7 @@ impl RekeyRun<'_> {
             held.link(&*staged, &spare).map_err(io("link"))?;
             replace(&*staged, &spare, &*dir.handle, name)?;
             vault.unsynced.add(id);
-            let mut nodes = vault.nodes.lock();
-            match nodes.find(id) {
-                Some(_) => _ = nodes.unlinked(st, dir.ino, name, true),
-                None => nodes.exchanged(StoreId::from(st), id),
-            }
-            if let Some(ino) = nodes.find(id) {
-                nodes.add_link(ino, dir.ino, name);
-            }
+            vault.nodes.lock().united(object, (kept_st, st), dir.ino, name);
         }
         drop(tree);
         vault.sync_store()?;

@@ -20,7 +20,7 @@ use crate::error::{io, is_not_found};
 use crate::event::IntegrityKind;
 use crate::inode::StoreId;
 use crate::regions::bytes_of;
-use crate::target::hold;
+use crate::target::{SET_ID, Target, hold};
 use crate::walk::{Ahead, Met, is_entry};
 use crate::{Ino, Kind, ROOT, Result, Vault, VaultError};
 use lamassu_anchor::ObjectId;
@@ -333,7 +333,8 @@ impl RekeyRun<'_> {
             return Ok(());
         }
         let done = self.leaf(ino, parent, name, st);
-        if !self.is_cut {
+        // What was refused under one name may be done under another.
+        if !self.is_cut && done.is_ok() {
             self.walk.finished.extend(object);
         }
         done
@@ -359,6 +360,11 @@ impl RekeyRun<'_> {
             self.progress.advance(if st.kind == Kind::File { bytes_of(st) } else { 0 });
             return Ok(());
         }
+        {
+            let _tree = self.vault.tree.read();
+            let (target, _) = self.vault.target(ino)?;
+            self.vault.must_be_its_own_to_rekey(ino, &target)?;
+        }
         if self.choice.is_none() {
             let resealed = self.attributes(ino);
             self.note(ino, resealed)?;
@@ -378,16 +384,23 @@ impl RekeyRun<'_> {
             return Ok(());
         }
         let open = match self.vault.acquire(ino, true) {
-            Err(VaultError::Io { source, .. }) if source.kind() == std::io::ErrorKind::PermissionDenied => {
-                self.vault.acquire_read_only(ino)?
-            }
+            // Not what may be another's (EPERM).
+            Err(error) if error.is_errno(libc::EACCES) => self.vault.acquire_read_only(ino)?,
             other => other?,
         };
-        let done = self.steps(&open, share);
-        // Without privileges, a write may have cleared set-id bits.
-        let now = open.file().backing().stat();
-        if now.is_ok_and(|now| st.mode & 0o6000 != 0 && now.mode == st.mode & !0o6000) {
-            let _ = open.file().backing().set_mode(st.mode);
+        // Of what is written, and not of what was under the name before.
+        let before = open.file().backing().stat();
+        let done = match self.vault.must_be_its_own_to_rekey(ino, &Target::Open(open.clone())) {
+            Ok(()) => self.steps(&open, share),
+            refused => refused,
+        };
+        // Without privileges, a write clears set-id bits. Root's writes do not: who has cleared them meant to.
+        if let (Ok(before), Ok(now)) = (before, open.file().backing().stat())
+            && !rustix::process::geteuid().is_root()
+            && before.mode & SET_ID != 0
+            && (now.mode, now.uid, now.gid) == (before.mode & !SET_ID, before.uid, before.gid)
+        {
+            let _ = open.file().backing().set_mode(before.mode);
         }
         open.touched(self.vault.now());
         self.vault.unhold(&open);
@@ -474,18 +487,15 @@ impl Vault {
     /// time of the call.
     fn acquire_read_only(&self, ino: Ino) -> Result<Arc<crate::handles::OpenFile>> {
         const LENT: u32 = 0o200;
-        let mode = {
+        let (held, mode) = {
             let _tree = self.tree.read();
             let (dir, name, st) = self.place(ino)?;
-            hold(&dir, &name, &st).and_then(|held| held.set_mode(st.mode | LENT)).map_err(io("set the mode"))?;
-            st.mode
+            (hold(&dir, &name, &st).map_err(io("open an entry"))?, st.mode)
         };
+        held.set_mode(mode | LENT).map_err(io("set the mode"))?;
         let opened = self.acquire(ino, true);
-        let _tree = self.tree.read();
-        if let Ok((dir, name, st)) = self.place(ino)
-            && st.mode == mode | LENT
-        {
-            hold(&dir, &name, &st).and_then(|held| held.set_mode(mode)).map_err(io("set the mode"))?;
+        if held.stat().is_ok_and(|st| st.mode == mode | LENT) {
+            held.set_mode(mode).map_err(io("set the mode"))?;
         }
         opened
     }

@@ -20,6 +20,33 @@ pub fn both(test: impl Fn(Lab, Vault)) {
     }
 }
 
+/// A commit leaves out a file with a name that no barrier covers, and with it the removal of its other name: so it
+/// leaves out the removal of the directory that had that one, and of those above. Else what is left in them is not
+/// recorded.
+#[test]
+fn a_directory_is_not_removed_before_what_was_in_it() {
+    for depth in [1, 2] {
+        both(|lab, v| {
+            v.new_file("f");
+            let dirs = ["d", "d/e"];
+            dirs[..depth].iter().for_each(|dir| _ = v.dir(dir));
+            let dir = dirs[depth - 1];
+            v.link(v.ino("f"), v.ino(dir), n("g")).unwrap();
+            v.sync_all().unwrap();
+            v.link(v.ino("f"), ROOT, n("new")).unwrap();
+            rm(&v, &format!("{dir}/g")).unwrap();
+            dirs[..depth].iter().rev().for_each(|dir| rmdir(&v, dir).unwrap());
+            // Commits what it may, and makes the name anew.
+            v.dir("d");
+            assert!(lab.backend.root().open_dir(n("lamassu.lost")).is_err(), "something is not recorded");
+            ["f", "new"].iter().for_each(|name| rm(&v, name).unwrap());
+            v.close().unwrap();
+            assert_eq!(lab.intents(), 0);
+            assert!(lab.backend.root().open_dir(n("lamassu.lost")).is_err(), "something is not recorded");
+        });
+    }
+}
+
 #[test]
 fn what_was_done_is_there_after_the_vault_was_closed() {
     both(|lab, v| {

@@ -125,13 +125,79 @@ fn a_change_of_names_that_fails_is_made_or_not() {
     }
 }
 
+/// The same, and the process is killed directly after it: recovery finds the change made, or not made.
+#[test]
+fn a_change_of_names_that_failed_before_a_kill_is_made_or_not() {
+    for (name, change) in CHANGES {
+        let synced = || {
+            let prepared = Prepared::new(Recipe::default());
+            prepared.v.sync_all().unwrap();
+            prepared
+        };
+        let before = seen(&synced().v);
+        let changed = synced();
+        change(&changed.v).unwrap();
+        let after = seen(&changed.v);
+        for (call, fault) in [Call::Rename, Call::Unlink, Call::RemoveDir]
+            .into_iter()
+            .flat_map(|call| [Fault::Errno(libc::EIO), Fault::After(libc::EIO)].map(|fault| (call, fault)))
+        {
+            for nth in 1.. {
+                let prepared = synced();
+                let faults = prepared.fault.faults();
+                let at = faults.calls(call) + nth;
+                faults.rule(move |c| (c.call == call && c.nth == at).then_some(fault));
+                let done = change(&prepared.v);
+                let was_reached = faults.calls(call) >= at;
+                let what = format!("{name}: {call:?} {nth} {fault:?}, {done:?}");
+                let lab = prepared.killed();
+                let v = lab.open();
+                let now = seen(&v);
+                assert!([&before, &after].contains(&&now), "{what}: {now:?}");
+                v.clean();
+                v.close().unwrap();
+                assert!(lab.backend.root().open_dir(n("lamassu.lost")).is_err(), "{what}: nothing is lost");
+                if !was_reached {
+                    break;
+                }
+            }
+        }
+    }
+}
+
+/// While the outcome of a move is unknown the replaced file keeps its other name: it may have to be recorded again.
+#[test]
+fn a_file_that_may_have_been_replaced_keeps_its_other_name() {
+    let Prepared { store, fault, lab, v } = Prepared::new(Recipe::default());
+    v.link(v.ino("g"), v.ino("d"), n("again")).unwrap();
+    v.sync_all().unwrap();
+    let before = seen(&v);
+    let (ino, dir) = (v.ino("g"), v.ino("d"));
+    let handle = v.open_file(ino, RW).unwrap();
+    rename_and_hide(&fault, Fault::Errno(libc::EIO));
+    renamed(&v, "f", "g", RenameMode::Replace).unwrap_err();
+    fault.faults().clear_rules();
+    v.unlink(dir, n("again")).unwrap_err();
+    v.maintain().unwrap();
+    assert_eq!(v.find("g").unwrap().attr.ino, ino, "one node");
+    v.write(handle, 0, b"g").unwrap();
+    v.release(handle).unwrap();
+    assert_eq!(seen(&v), before);
+    Prepared { store, fault, lab, v }.settle("with another name");
+}
+
 /// The store makes a rename, reports a failure, and does not show what it has.
 fn fail_and_hide(fault: &FaultBackend) {
+    rename_and_hide(fault, Fault::After(libc::EIO));
+}
+
+/// A rename meets this fault, and the store does not show what it has.
+fn rename_and_hide(fault: &FaultBackend, of_rename: Fault) {
     let is_hidden = AtomicBool::new(false);
     fault.faults().rule(move |c| match c.call {
         Call::Rename => {
             is_hidden.store(true, Ordering::Relaxed);
-            Some(Fault::After(libc::EIO))
+            Some(of_rename)
         }
         Call::DirStat if is_hidden.load(Ordering::Relaxed) => Some(Fault::Errno(libc::EIO)),
         _ => None,
@@ -181,15 +247,7 @@ fn a_rename_that_the_store_has_not_made_is_taken_back_when_it_shows_that() {
     for over in ["free", LONG, "g"] {
         let Prepared { store, fault, lab, v } = Prepared::new(Recipe::default());
         let before = seen(&v);
-        let is_hidden = AtomicBool::new(false);
-        fault.faults().rule(move |c| match c.call {
-            Call::Rename => {
-                is_hidden.store(true, Ordering::Relaxed);
-                Some(Fault::Errno(libc::EIO))
-            }
-            Call::DirStat if is_hidden.load(Ordering::Relaxed) => Some(Fault::Errno(libc::EIO)),
-            _ => None,
-        });
+        rename_and_hide(&fault, Fault::Errno(libc::EIO));
         mv(&v, "f", over, RenameMode::Replace).unwrap_err();
         let handle = v.open_dir(ROOT).unwrap();
         let listed = v.read_dir(handle, 0, &mut |_, _| true);

@@ -4,108 +4,15 @@ mod interrupted;
 
 use crate::common;
 
+use common::turns::{Host, Lab, Served};
 use common::*;
-use lamassu_anchor::table::{Change, MemoryTable, Space, Standing, Table, Visit};
-use lamassu_anchor::{Anchor, AnchorError, ServerFault, Touched};
-use lamassu_store::backend::FaultBackend;
 use lamassu_vault::*;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-
-/// A table as hosts have it from a server, which keeps all commits.
-#[derive(Default)]
-struct Served {
-    table: MemoryTable,
-    commits: Mutex<Vec<Change>>,
-    has_ended: AtomicBool,
-}
-
-impl Served {
-    fn check(&self) -> std::result::Result<(), AnchorError> {
-        match self.has_ended.load(Ordering::SeqCst) {
-            true => Err(AnchorError::Server { server: "test".into(), fault: ServerFault::Ended }),
-            false => Ok(()),
-        }
-    }
-}
-
-impl Table for Served {
-    fn get(&self, space: Space, key: &[u8]) -> std::result::Result<Option<Vec<u8>>, AnchorError> {
-        self.check().and_then(|()| self.table.get(space, key))
-    }
-    fn scan(&self, space: Space, prefix: &[u8], visit: &mut Visit<'_>) -> std::result::Result<(), AnchorError> {
-        self.check().and_then(|()| self.table.scan(space, prefix, visit))
-    }
-    fn commit(&self, changes: &[Change]) -> std::result::Result<(), AnchorError> {
-        self.check()?;
-        self.table.commit(changes)?;
-        self.commits.lock().extend(changes.iter().cloned());
-        Ok(())
-    }
-    fn may_end(&self) -> bool {
-        true
-    }
-    fn standing(&self) -> Standing {
-        if self.check().is_ok() { Standing::Good } else { Standing::Ended }
-    }
-    fn wait_until_good(&self) -> std::result::Result<(), AnchorError> {
-        self.check()
-    }
-}
-
-/// A vault that hosts use by turns.
-struct Lab {
-    recipe: Recipe,
-    backend: Arc<FaultBackend>,
-    table: Arc<Served>,
-    _dir: tempfile::TempDir,
-}
-
-/// What a host keeps between its turns.
-#[derive(Default)]
-struct Host {
-    left: Option<Left>,
-    seen: usize,
-}
+use std::sync::atomic::{AtomicU64, Ordering};
 
 impl Lab {
-    fn new() -> Lab {
-        let (dir, local) = local_fast();
-        let backend = Arc::new(FaultBackend::new(local));
-        let (recipe, table) = (Recipe::default(), Arc::<Served>::default());
-        Vault::make_tree(&*backend, &recipe.header(), &recipe.ring()).unwrap();
-        let served: Arc<dyn Table> = table.clone();
-        drop(anchored::new_anchor(&recipe.header(), &*backend, &served));
-        Lab { recipe, backend, table, _dir: dir }
-    }
-
-    /// A turn of a host, with these epochs. `is_told`: it learns what others have changed.
-    fn turn(&self, host: &mut Host, newest: u8, is_told: bool) -> Vault {
-        let all: Vec<u8> = (1..=newest).rev().collect();
-        let vault = self.opened(&all);
-        let mut touched = Touched::default();
-        touched.add(&self.table.commits.lock()[host.seen..]);
-        if let Some(left) = host.left.take() {
-            vault.take_up(left, is_told.then_some(&touched)).map_err(|(_, error)| error).unwrap();
-        }
-        vault
-    }
-
-    fn opened(&self, all: &[u8]) -> Vault {
-        self.table.has_ended.store(false, Ordering::SeqCst);
-        let anchor = Arc::new(Anchor::open(self.table.clone(), &self.recipe.header().id()).unwrap());
-        let options = Options { anchor: Some(anchor), ..options(false) };
-        Vault::open(self.backend.clone(), &self.recipe.header(), self.recipe.ring_of_epochs(all, all), options).unwrap()
-    }
-
-    fn end(&self, host: &mut Host, vault: Vault) {
-        let (left, done) = vault.leave();
-        done.unwrap();
-        (host.left, host.seen) = (Some(left), self.table.commits.lock().len());
-    }
-
     /// Opens with the newest epoch alone.
     fn has_all_under(&self, newest: u8, expected: &BTreeMap<String, Vec<u8>>) {
         let vault = self.opened(&[newest]);

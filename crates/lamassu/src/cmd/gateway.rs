@@ -12,14 +12,14 @@ use crate::output::{Ui, print};
 use crate::private::{self, Access};
 use crate::signals;
 use lamassu_anchor::AnchorError;
-use lamassu_fuse::{CacheMode, MountError, MountOptions, Unmounter};
+use lamassu_fuse::{CacheMode, MountError, MountOptions, Mountpoint, Unmounter};
 use lamassu_gateway::provider::{self, ProviderConfig};
 use lamassu_gateway::{Config, Serving, config, credentials, watch};
 use lamassu_host::Error as HostError;
 use lamassu_host::{Keeper, Place, Served};
 use lamassu_vault::forest::ROOT_MEMBER;
 use lamassu_vault::{FileSystem, Forest, VaultError};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
@@ -181,7 +181,7 @@ impl Gateway {
         let mut vault = open::options(config.read_only || found.header.is_snapshot());
         vault.read_only |= config.read_only;
         let key = args.key.clone().or(config.key().map(SourceText::from));
-        let unsealed = open::unlock(ui, found, &key)?;
+        let mut unsealed = open::unlock(ui, found, &key)?;
         if let Ok(source) = key.source() {
             source.forget();
         }
@@ -206,7 +206,8 @@ impl Gateway {
         options.max_read = options.max_read.max(unsealed.found.header.geometry().block_size() as u32);
         // Modes are those that the configuration and the programs in the mount say.
         rustix::process::umask(rustix::fs::Mode::empty());
-        let keeper = Keeper::new(Place::of(&dir)?, vault, true, mountpoint.clone(), ui.policy.clone());
+        let recorded = mountpoint.as_ref().map(|mountpoint| mountpoint.path().into());
+        let keeper = Keeper::new(Place::of(&dir)?, vault, true, recorded, ui.policy.clone());
         let served = Served::new(unsealed, opened, keeper)?;
         let (end, ended) = watch::channel(false);
         let lost = Self::watch_session(&served, end.clone())?;
@@ -229,7 +230,7 @@ impl Gateway {
 
     fn mount(
         served: &Arc<Served>,
-        mountpoint: &Path,
+        mountpoint: &Mountpoint,
         options: &MountOptions,
         end: watch::Sender<bool>,
     ) -> Result<Mount> {

@@ -62,6 +62,8 @@ pub struct Described {
     anchored: bool,
     /// where that is looked for on this host; null: nowhere
     anchor: Option<PathBuf>,
+    /// the server that keeps it, of which this host has a copy there; null: none
+    anchor_server: Option<String>,
     /// a snapshot
     read_only: bool,
     created: u64,
@@ -172,6 +174,7 @@ impl Described {
             cache: header.cache().map(Caching::name),
             anchored: header.is_anchored(),
             anchor: anchor_of(ui, header),
+            anchor_server: anchor_server_of(ui, header),
             read_only: header.is_snapshot(),
             created: header.created(),
             administrator: header.keys().admin.as_ref().map(|a| text::hex(&a.public.0)),
@@ -209,8 +212,17 @@ fn anchor_of(ui: &Ui, header: &VaultHeader) -> Option<PathBuf> {
     if header.is_anchored() { looked_for() } else { None }
 }
 
+/// The server that keeps it, as far as this host knows.
+fn anchor_server_of(ui: &Ui, header: &VaultHeader) -> Option<String> {
+    let known = || ui.policy.anchors.server_of(&header.id()).ok().flatten();
+    if header.is_anchored() { known() } else { None }
+}
+
 /// The anchor, for people.
 fn anchor_line(described: &Described) -> String {
+    if let Some(server) = &described.anchor_server {
+        return format!("server://{}", text::printable(server));
+    }
     match (&described.anchor, described.anchored) {
         (_, false) => "none".into(),
         (None, true) => "no place for it here".into(),

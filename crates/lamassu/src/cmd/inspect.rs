@@ -73,7 +73,7 @@ pub fn run(ui: &Ui, args: Args) -> Result<()> {
         return subject.show(Kind::File, args.json);
     }
     let [dir, path] = args.places.as_slice() else { return Err(HostError::Usage(one).into()) };
-    let unsealed = open::unlocked(&ui.without_anchor(), dir, &args.key)?;
+    let mut unsealed = open::unlocked(&ui.without_anchor(), dir, &args.key)?;
     let vault = unsealed.open(open::options(true))?;
     let named = || format!("vault:{}", path.display());
     let entry = EntryRef::new(&*vault, vault.resolve(path.as_os_str()).with_context(named)?);

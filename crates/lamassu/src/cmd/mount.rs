@@ -16,13 +16,12 @@ use crate::private::{self, Access};
 use crate::signals;
 use crate::users;
 use clap::ValueEnum;
-use lamassu_fuse::{CacheMode, MountError, MountOptions, Mounted, OptionError};
+use lamassu_fuse::{CacheMode, MountError, MountOptions, Mounted, Mountpoint, OptionError};
 use lamassu_host::Error as HostError;
 use lamassu_host::anchors::Choice;
 use lamassu_host::{Keeper, Place, Served, TurnOpening};
 use lamassu_vault::event::{Events, FoundBy};
 use lamassu_vault::{Durability, Forest, Freshness, Integrity, Options, ROOT, Vault};
-use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
@@ -142,7 +141,7 @@ enum DurabilityArg {
 /// Everything decided before a key is asked for.
 struct Plan {
     dir: PathBuf,
-    mountpoint: PathBuf,
+    mountpoint: Mountpoint,
     key: KeyArg,
     vault: Options,
     mount: MountOptions,
@@ -274,19 +273,14 @@ impl Plan {
     }
 }
 
-/// An existing directory that is not inside the vault: a mount over the store would hide it, one inside it would become
-/// part of the tree.
-pub fn mountpoint(path: &Path, dir: &Path) -> Result<PathBuf, Fault> {
-    let wrong = |source| Fault::Mountpoint { path: path.into(), source };
-    let canonical = path.canonicalize().map_err(wrong)?;
-    // Finding the path asks nothing of a mount whose daemon has ended, and this does.
-    if !canonical.metadata().map_err(wrong)?.is_dir() {
-        return Err(wrong(io::Error::from_raw_os_error(libc::ENOTDIR)));
-    }
-    if canonical.starts_with(dir) || dir.starts_with(&canonical) {
+/// An existing directory, held open, that is not inside the vault: a mount over the store would hide it, one inside it
+/// would become part of the tree.
+pub fn mountpoint(path: &Path, dir: &Path) -> Result<Mountpoint, Fault> {
+    let held = Mountpoint::open(path).map_err(|source| Fault::Mountpoint { path: path.into(), source })?;
+    if held.path().starts_with(dir) || dir.starts_with(held.path()) {
         return Err(Fault::MountpointInVault { path: path.into() });
     }
-    Ok(canonical)
+    Ok(held)
 }
 
 /// Words between commas; `\,` is a comma, `\\` a backslash.
@@ -316,10 +310,13 @@ fn serve(ui: &Ui, mut plan: Plan, ready: Option<Ready>) -> Result<Code> {
         alert::tell_refusal(&events, &plan.dir, FoundBy::Read, error);
         events.end(LAST_EVENTS);
     })?;
+    let Plan { dir, mountpoint, .. } = plan;
+    // From here on it is only named: who has it open keeps the file system below it from being unmounted.
+    let mountpoint = mountpoint.into_path();
     log::connect();
     // Its zone, or one of a dataset, may become oblivious later: then every new block needs a server.
     confine::seal(ui.policy.anchors.has_joined());
-    ui.detail(format_args!("{} is mounted on {}", plan.dir.display(), plan.mountpoint.display()));
+    ui.detail(format_args!("{} is mounted on {}", dir.display(), mountpoint.display()));
     let Some(ready) = ready else {
         let ended = mounted.wait();
         ui.policy.anchors.leave_servers();
@@ -328,12 +325,12 @@ fn serve(ui: &Ui, mut plan: Plan, ready: Option<Ready>) -> Result<Code> {
         return Ok(Code::Done);
     };
     ready.tell()?;
-    tracing::info!(dir = %plan.dir.display(), mountpoint = %plan.mountpoint.display(), "mounted");
+    tracing::info!(dir = %dir.display(), mountpoint = %mountpoint.display(), "mounted");
     // Standard error has no reader any more.
     let ended = mounted.wait().inspect_err(|error| tracing::error!(%error, "the mount ended with an error"));
     ui.policy.anchors.leave_servers();
     events.end(LAST_EVENTS);
-    tracing::info!(dir = %plan.dir.display(), "unmounted");
+    tracing::info!(dir = %dir.display(), "unmounted");
     ended?;
     Ok(Code::Done)
 }
@@ -344,7 +341,7 @@ impl Plan {
         self.broker = self
             .alert
             .as_ref()
-            .map(|alert| alert::start_broker(alert, &self.dir, Some(&self.mountpoint)))
+            .map(|alert| alert::start_broker(alert, &self.dir, Some(self.mountpoint.path())))
             .transpose()?;
         Ok(())
     }
@@ -386,13 +383,13 @@ impl Plan {
             ui.note("a snapshot: mounted read-only");
             (vault.read_only, options.read_only) = (true, true);
         }
-        let unsealed = open::unlock(ui, found, &self.key)?;
+        let mut unsealed = open::unlock(ui, found, &self.key)?;
         self.forget_key();
         let opened = unsealed.open_to_serve(vault.clone(), options.noatime)?;
         if options.allow_other {
             let st = opened.backend.root().stat()?;
             private::check(&self.dir, Some(Access { mode: st.mode, uid: st.uid }))?;
-            tell_closed_root(ui, &opened.vault, &self.mountpoint)?;
+            tell_closed_root(ui, &opened.vault, self.mountpoint.path())?;
         }
         // A mount without it would answer every call with an error.
         opened.vault.verify_root().with_context(|| format!("cannot open the vault in {}", self.dir.display()))?;
@@ -415,7 +412,7 @@ impl Plan {
         let cached = options.cache != CacheMode::None;
         let own = Place::of(&self.dir)?;
         // The history does not tell of shared mounts: it would of each turn.
-        let mountpoint = in_turn.is_none().then(|| self.mountpoint.clone());
+        let mountpoint = in_turn.is_none().then(|| self.mountpoint.path().into());
         let keeper = Keeper::new(own, vault, cached, mountpoint, ui.policy.clone());
         let served = Served::new(unsealed, opened, keeper)?;
         if let Some(opening) = in_turn {

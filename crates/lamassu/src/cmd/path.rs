@@ -35,7 +35,7 @@ pub struct Args {
     json: bool,
     /// The vault
     dir: PathBuf,
-    /// Paths to translate
+    /// Paths to translate; `--` precedes one that begins with `-`
     #[arg(required = true, value_name = "NAME")]
     names: Vec<PathBuf>,
 }
@@ -79,8 +79,16 @@ fn translate(vault: &Forest, args: &Args, name: &Path) -> Result<Pair> {
         return Ok(Pair { plain: lossy(&plain), stored: lossy(&stored), answer: plain });
     }
     let stored = vault.stored_path(name.as_os_str()).with_context(|| format!("vault:{}", name.display()))?;
-    let answer = if args.absolute { args.dir.join(&stored) } else { stored.clone() };
+    let answer = if args.absolute { args.dir.join(&stored) } else { no_option(&stored) };
     Ok(Pair { plain: lossy(name.strip_prefix("/").unwrap_or(name)), stored: lossy(&stored), answer })
+}
+
+/// The path so that no program takes it for an option: one in 64 encrypted names begins with `-`.
+fn no_option(stored: &Path) -> PathBuf {
+    match stored.as_os_str().as_bytes() {
+        [b'-', ..] => Path::new(".").join(stored),
+        _ => stored.into(),
+    }
 }
 
 /// A path in the store, relative to the vault's directory.
@@ -89,7 +97,7 @@ fn inside(dir: &Path, stored: &Path) -> Result<PathBuf, Fault> {
         return Ok(rest.into());
     }
     if stored.is_relative() {
-        return Ok(stored.into());
+        return Ok(stored.strip_prefix(".").unwrap_or(stored).into());
     }
     let outside = || Fault::PathOutside { path: stored.into(), dir: dir.into() };
     // The last component may be a link of the store: only what is above it is resolved.

@@ -278,6 +278,42 @@ fn what_a_restore_left_after_a_destruction_is_erased() {
     assert!(left > 1 && linked > 1, "{left} {linked}");
 }
 
+/// The old header cannot be opened when a destruction that was cut off is run again: that is not the end of it.
+#[test]
+fn an_error_of_the_store_does_not_pass_for_the_end() {
+    let b = Bench::new();
+    vault(&b);
+    let old = wrapped(&b.path("v/lamassu.vault"));
+    let is_cut_off = |n| {
+        killed_at(&b, "key destroy --yes v", "fsync", n);
+        b.run("ls v").code == 52
+    };
+    assert!((1..40).any(is_cut_off));
+    let left = b.path("v/lamassu.vault.replacing");
+    let at = left.display().to_string();
+    let again = straced(
+        &b,
+        "key destroy --yes v",
+        &["-o", "/dev/null", "-P", &at, "-P", "v/lamassu.vault.replacing", "-e", "inject=open,openat:error=EIO"],
+    );
+    assert!(![0, 52].contains(&again.code), "{} {}", again.code, again.err);
+    assert!(found(&old, &std::fs::read(&left).unwrap()) > 0);
+    b.run("key destroy --yes v").ok();
+    b.run("key destroy --yes v").code(52);
+}
+
+/// A store that could not make the second name now, but has hard links: the only name of the header is not risked.
+#[test]
+fn an_old_header_that_cannot_be_kept_is_not_destroyed() {
+    let b = Bench::new();
+    vault(&b);
+    let options = ["-o", "/dev/null", "-e", "trace=link,linkat", "-e", "inject=link,linkat:error=ENOSPC"];
+    let failed = straced(&b, "key destroy --yes v", &options).says("No space left");
+    assert_ne!(failed.code, 0);
+    b.run("ls v").ok();
+    b.run("key destroy --yes v").ok();
+}
+
 /// Killed before each of its system calls that change anything: the vault is whole then, or the next run finishes.
 #[test]
 fn a_kill_at_any_step_leaves_it_whole_or_to_be_finished() {
@@ -298,10 +334,18 @@ pub fn killed_at(b: &Bench, line: &str, call: &str, n: usize) -> Ran {
 
 /// Runs a line whose nth system call of some kind goes as strace(1) is told.
 pub fn injected_at(b: &Bench, line: &str, call: &str, n: usize, what: &str) -> Ran {
+    straced(
+        b,
+        line,
+        &["-o", "/dev/null", "-e", &format!("trace={call}"), "-e", &format!("inject={call}:{what}:when={n}")],
+    )
+}
+
+/// Runs a line under strace(1) with these options.
+pub fn straced(b: &Bench, line: &str, options: &[&str]) -> Ran {
     let plain = b.command(line.split_whitespace());
     let mut strace = Command::new("strace");
-    strace.args(["-f", "-qqq", "-o", "/dev/null", "-e", &format!("trace={call}")]);
-    strace.args(["-e", &format!("inject={call}:{what}:when={n}")]).arg(plain.get_program()).args(plain.get_args());
+    strace.args(["-f", "-qqq"]).args(options).arg(plain.get_program()).args(plain.get_args());
     strace.current_dir(plain.get_current_dir().unwrap()).envs(plain.get_envs().filter_map(|(k, v)| Some((k, v?))));
     strace.output().expect("strace: run scripts/setup").into()
 }

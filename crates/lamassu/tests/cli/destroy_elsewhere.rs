@@ -1,6 +1,6 @@
 //! Assured delete of the wrapping keys at KMIP servers and in tokens, with the vault.
 
-use crate::destroy::{DESTROY, killed_at, receipt};
+use crate::destroy::{DESTROY, killed_at, receipt, straced};
 use crate::support::Bench;
 use crate::tokens::Hsm;
 use serde_json::Value;
@@ -119,6 +119,29 @@ fn a_kill_beside_a_server_is_finished_too() {
         }
         std::fs::remove_dir_all(b.path("v")).unwrap();
     }
+}
+
+/// The run that was cut off may not have made the new header's name durable: a key that a server destroys is gone for
+/// good.
+#[cfg(feature = "kmip")]
+#[test]
+fn the_second_run_asks_no_server_before_the_new_header_is_durable() {
+    let b = Bench::new();
+    let kms = crate::pykmip::PyKmip::start(&b.dir("kms"));
+    let key = kms.uri("?name=vault");
+    b.run(&format!("init --generate-key -k {key} v")).ok();
+    let line = format!("key destroy --yes -k {key} --with-server v");
+    let is_begun = |n| {
+        killed_at(&b, &line, "fsync", n);
+        b.run(&format!("ls -k {key} v")).code == 52
+    };
+    assert!((1..40).any(is_begun));
+    let log = b.path("calls").display().to_string();
+    straced(&b, &line, &["-o", &log, "-y", "-e", "trace=fsync,connect"]).ok();
+    let calls = std::fs::read_to_string(log).unwrap();
+    let first = |is: &dyn Fn(&str) -> bool| calls.lines().position(is).unwrap();
+    let is_synced = |call: &str| call.contains("fsync(") && call.contains("/v>");
+    assert!(first(&is_synced) < first(&|call| call.contains("AF_INET")), "{calls}");
 }
 
 /// The run that finishes is another client's, to which the server does not show the key.

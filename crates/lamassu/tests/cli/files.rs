@@ -1,8 +1,9 @@
 //! ls, cat, cp, path, inspect, check: without a mount.
 
-use crate::support::{Bench, flip, noise};
+use crate::support::{Bench, Ran, flip, noise};
+use std::ffi::OsStr;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// A vault of a suite with a tree copied in.
 fn filled(suite: &str) -> Bench {
@@ -147,7 +148,7 @@ fn paths_there_and_back() {
         let stored = b.run(&format!("path v {plain}")).ok().text();
         let stored = stored.trim_end();
         assert!(b.path("v").join(stored).symlink_metadata().is_ok());
-        assert!(!stored.contains("small") && !stored.contains("deep"));
+        assert!(!stored.contains("small") && !stored.contains("deep") && !stored.starts_with('-'));
         for given in [stored.to_string(), format!("v/{stored}"), b.path("v").join(stored).display().to_string()] {
             assert_eq!(b.run(&format!("path --reverse v {given}")).ok().text().trim_end(), plain);
         }
@@ -159,6 +160,26 @@ fn paths_there_and_back() {
     b.run("path v nosuch").code(3);
     b.run("path --reverse v /etc/passwd").code(2);
     b.run("path --reverse v nosuch").code(3);
+}
+
+/// One in 64 encrypted names begins with `-`, like an option.
+#[test]
+fn a_path_in_the_store_is_never_taken_for_an_option() {
+    let b = Bench::new();
+    b.run("init v").ok();
+    b.dir("names");
+    let names: Vec<String> = (0..1500).map(|n| n.to_string()).collect();
+    let plain: Vec<PathBuf> = names.iter().map(|name| b.file(&format!("names/{name}"), b"")).collect();
+    let copied = b.command([OsStr::new("cp"), OsStr::new("v")].into_iter().chain(plain.iter().map(|p| p.as_os_str())));
+    Ran::from({ copied }.arg("vault:/").output().unwrap()).ok();
+    let stored = Ran::from(b.command(["path", "v"]).args(&names).output().unwrap()).ok().text();
+    let (line, name) = stored.lines().zip(&names).find(|(line, _)| line.starts_with("./-")).expect("one of 1500");
+    assert!(stored.lines().all(|line| !line.starts_with('-')));
+    for given in [line, &format!("-- {}", &line[2..])] {
+        let args = ["path", "--reverse", "v"].into_iter().chain(given.split(' '));
+        let ran = Ran::from(b.command(args).output().unwrap()).ok();
+        assert_eq!(ran.text().trim_end(), name);
+    }
 }
 
 #[test]

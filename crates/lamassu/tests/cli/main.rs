@@ -33,6 +33,7 @@ mod kmip;
 mod leaks;
 mod limits;
 mod lines;
+mod meanwhile;
 mod model;
 mod mounts;
 mod old_headers;

@@ -1,6 +1,6 @@
 //! Headers that were replaced or destroyed: what the store still holds of them.
 
-use crate::destroy::{DESTROY, found, injected_at, killed_at, receipt, vault, wrapped};
+use crate::destroy::{DESTROY, found, injected_at, killed_at, receipt, straced, vault, wrapped};
 use crate::support::{Bench, Ran};
 use serde_json::Value;
 use std::path::Path;
@@ -222,6 +222,74 @@ fn wrapped_in(header: &Path) -> Option<Vec<String>> {
     Some(wrapped(header))
 }
 
+/// What a killed change has left is not removed before it is overwritten: another change does that.
+#[test]
+fn an_old_header_that_cannot_be_opened_keeps_its_name() {
+    use std::os::unix::fs::FileExt;
+    let b = Bench::new();
+    b.run("init v").ok();
+    let (header, left) = (b.path("v/lamassu.vault"), b.path("v/lamassu.vault.replacing"));
+    std::fs::copy(&header, &left).unwrap();
+    let (old, held) = (wrapped(&header), std::fs::File::open(&header).unwrap());
+    let second = b.key("second");
+    let at = left.display().to_string();
+    let options =
+        ["-o", "/dev/null", "-P", &at, "-P", "v/lamassu.vault.replacing", "-e", "inject=open,openat:error=EIO"];
+    straced(&b, &format!("key add -n {second} v"), &options).ok();
+    assert!(found(&old, &std::fs::read(&left).unwrap()) > 0);
+    let mut bytes = vec![0; 1 << 20];
+    let len = held.read_at(&mut bytes, 0).unwrap();
+    assert_eq!(found(&old, &bytes[..len]), 0, "the one that was replaced");
+    let held = std::fs::File::open(&left).unwrap();
+    b.run("key remove v 2").ok();
+    assert!(!left.exists());
+    let len = held.read_at(&mut bytes, 0).unwrap();
+    assert_eq!(found(&old, &bytes[..len]), 0);
+}
+
+/// A restore that fails when its history is in use has not touched what an earlier one has kept.
+#[test]
+fn a_restore_that_is_refused_loses_no_kept_header() {
+    let b = Bench::new();
+    b.run("init v").ok();
+    b.run("key backup v copy").ok();
+    b.run("key restore copy v").ok();
+    let second = b.key("second");
+    b.run(&format!("key add -n {second} v")).ok();
+    let files = ["v/lamassu.vault", "v/lamassu.vault.replaced"];
+    let now = || files.map(|file| std::fs::read(b.path(file)).unwrap());
+    let before = now();
+    let history = std::fs::File::open(b.path("v/lamassu.history")).unwrap();
+    history.lock().unwrap();
+    assert_ne!(b.run("key restore copy v").code, 0);
+    assert_eq!(now(), before);
+    drop(history);
+    b.run("key restore copy v").ok();
+    assert_eq!(now()[1], before[0]);
+}
+
+/// Where there are no hard links, a destruction that is killed leaves the header its second name alone. A restore
+/// compares it with the copy.
+#[test]
+fn a_header_that_has_its_second_name_alone_is_not_lost() {
+    let b = Bench::new();
+    vault(&b);
+    b.run("key backup v copy").ok();
+    b.run("key rotate --outer v").ok();
+    let newest = std::fs::read(b.path("v/lamassu.vault")).unwrap();
+    let is_left = |n| {
+        let kill = format!("inject=rename:signal=KILL:when={n}");
+        let trace = ["-e", "trace=link,linkat,rename", "-e", "inject=link,linkat:error=EPERM", "-e", &kill];
+        straced(&b, "key destroy --yes v", &[&["-o", "/dev/null"], &trace[..]].concat());
+        !b.path("v/lamassu.vault").exists()
+    };
+    assert!((1..20).any(is_left));
+    b.run("ls v").code(6).says("lamassu.vault.replacing");
+    b.run("key restore copy v").code(28);
+    assert_eq!(std::fs::read(b.path("v/lamassu.vault")).unwrap(), newest);
+    b.run("cat v x").ok();
+}
+
 /// Who may not write a header may still be its owner: then it is overwritten all the same, and a destruction comes to
 /// its end.
 #[test]
@@ -276,4 +344,47 @@ fn a_file_that_is_linked_where_old_headers_are_kept_is_not_wiped() {
     }
     b.run("key destroy --yes v").code(52);
     assert_eq!(std::fs::read(&host).unwrap(), [b'A'; 5000]);
+}
+
+/// An old header that a restore has kept cannot be read any more, and has another name: that does not keep the one that
+/// was destroyed.
+#[test]
+fn an_old_header_with_a_bad_block_does_not_stop_a_destruction() {
+    use std::os::unix::fs::FileExt;
+    for is_linked in [true, false] {
+        let b = Bench::new();
+        vault(&b);
+        b.run("key backup v copy").ok();
+        b.run("key restore copy v").ok();
+        let kept = b.path("v/lamassu.vault.replaced");
+        if is_linked {
+            std::fs::hard_link(&kept, b.path("linked")).unwrap();
+        }
+        let (old, held) =
+            (wrapped(&b.path("v/lamassu.vault")), std::fs::File::open(b.path("v/lamassu.vault")).unwrap());
+        let at = kept.display().to_string();
+        let options = ["-o", "/dev/null", "-P", &at, "-e", "trace=pread64", "-e", "inject=pread64:error=EIO"];
+        let done = straced(&b, "key destroy --yes v", &options).ok();
+        assert_eq!(done.err.contains("cannot be read"), is_linked, "{}", done.err);
+        assert_eq!(kept.exists(), is_linked);
+        assert!(!b.path("v/lamassu.vault.replacing").exists());
+        let mut bytes = vec![0; 1 << 20];
+        let len = held.read_at(&mut bytes, 0).unwrap();
+        assert!(len > 0 && found(&old, &bytes[..len]) == 0);
+        b.run("key destroy --yes v").code(52);
+    }
+}
+
+/// It cannot be found out whether the old header may be overwritten: that it stays is said.
+#[test]
+fn an_old_header_that_is_not_overwritten_is_told_of() {
+    let b = Bench::new();
+    b.run("init v").ok();
+    let second = b.key("second");
+    b.run(&format!("key add -n {second} v")).ok();
+    let options = ["-o", "/dev/null", "-e", "trace=statfs", "-e", "inject=statfs:error=EIO"];
+    straced(&b, "key remove v 2", &options).ok().says("could not be overwritten");
+    b.run(&format!("ls -k {second} v")).code(12);
+    let told = b.run(&format!("key add -n {second} v")).ok();
+    assert!(!told.err.contains("could not be overwritten"), "{}", told.err);
 }

@@ -4,7 +4,8 @@
 use crate::support::Bench;
 use rustix::fs::{CWD, FileType, Mode, XattrFlags, makedev, mknodat};
 use std::fs;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, lchown};
+use std::io::{Read, Write};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt, lchown};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -148,13 +149,13 @@ impl Drop for Stop<'_> {
 const ATTACKER: u32 = 54321;
 const EVIL: &[u8] = b"evil";
 
-/// A fifo in its place is not waited for.
-fn is_evil(path: &Path) -> bool {
-    use std::io::Read;
-    use std::os::unix::fs::OpenOptionsExt;
+/// The metadata of the entry, if it is a file with the attacker's content. Both are read by one descriptor, since the
+/// name may be exchanged at any time. A fifo in its place is not waited for.
+fn evil(path: &Path) -> Option<fs::Metadata> {
     let opened = fs::File::options().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOFOLLOW).open(path);
-    let mut content = Vec::new();
-    opened.and_then(|mut file| file.read_to_end(&mut content)).is_ok() && content == EVIL
+    let (mut file, mut content) = (opened.ok()?, Vec::new());
+    file.read_to_end(&mut content).ok()?;
+    file.metadata().ok().filter(|m| m.is_file() && content == EVIL)
 }
 
 impl Attacker {
@@ -177,9 +178,10 @@ impl Attacker {
 
     /// What is exchanged, made again where a copy took it.
     fn bait(&self) {
-        if !is_evil(&self.home.join("evil")) {
+        if evil(&self.home.join("evil")).is_none() {
             let _ = fs::remove_file(self.home.join("evil"));
-            let _ = fs::write(self.home.join("evil"), EVIL);
+            let made = fs::File::create_new(self.home.join("evil"));
+            let _ = made.and_then(|mut file| file.write_all(EVIL));
         }
         for (link, to) in [("to-file", "file"), ("to-dir", "dir")] {
             if fs::read_link(self.home.join(link)).is_err() {
@@ -215,9 +217,8 @@ impl Attacker {
     fn wins(&self) -> Vec<String> {
         let mut wins = Vec::new();
         for entry in fs::read_dir(&self.home).unwrap().flatten() {
-            // It may be another by now.
-            let Ok(m) = entry.path().symlink_metadata() else { continue };
-            if m.is_file() && is_evil(&entry.path()) && (m.uid() != ATTACKER || m.mode() & 0o6000 != 0) {
+            let Some(m) = evil(&entry.path()) else { continue };
+            if m.uid() != ATTACKER || m.mode() & 0o6000 != 0 {
                 wins.push(format!("{:?} is {:o} of {}", entry.file_name(), m.mode(), m.uid()));
             }
         }
@@ -248,8 +249,11 @@ fn who_owns_the_directory_copied_to_gains_nothing() {
     let names: Vec<String> = (0..60).map(|i| format!("f{i}")).collect();
     for name in names.iter().map(String::as_str).chain(["d/f", "e/f"]) {
         b.file(&format!("t/{name}"), b"program");
-        fs::set_permissions(b.path("t").join(name), fs::Permissions::from_mode(0o6777)).unwrap();
+        // Nobody else may write to them: whoever did would change what they do, and take their set-id bits.
+        fs::set_permissions(b.path("t").join(name), fs::Permissions::from_mode(0o6755)).unwrap();
     }
+    // A trusted copy gives the directory that it is made into the owner of its source.
+    lchown(b.path("t"), Some(ATTACKER), Some(ATTACKER)).unwrap();
     for i in 0..10 {
         std::os::unix::fs::symlink("f0", b.path(&format!("t/l{i}"))).unwrap();
         mknodat(CWD, b.path(&format!("t/p{i}")), FileType::Fifo, Mode::from_raw_mode(0o666), 0).unwrap();
@@ -266,6 +270,7 @@ fn who_owns_the_directory_copied_to_gains_nothing() {
         scope.spawn(|| attacker.run(&stop));
         let begun = Instant::now();
         while begun.elapsed() < LONG {
+            let exchanged = attacker.exchanged.load(Ordering::Relaxed);
             // What is exchanged may be refused.
             b.run(&format!("cp -r {} v vault:t/. home", if runs % 2 == 0 { "--trust-store" } else { "" }));
             runs += 1;
@@ -276,9 +281,9 @@ fn who_owns_the_directory_copied_to_gains_nothing() {
                 }
             }
             assert!(wins.is_empty(), "in run {runs}: {wins:?}");
+            assert!(attacker.exchanged.load(Ordering::Relaxed) > exchanged, "nothing was attacked in run {runs}");
         }
     });
-    assert!(attacker.exchanged.load(Ordering::Relaxed) > 0);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 mod questions;
 mod store;
 
-use lamassu_anchor::judge::Stamp;
+use lamassu_anchor::judge::{self, Stamp, Verdict};
 use lamassu_anchor::row::{Announced, Content, FileRow, Open, Sealed};
 use lamassu_anchor::table::MemoryTable;
 use lamassu_anchor::{
@@ -37,6 +37,10 @@ pub enum Left {
     Held,
     /// A1: a shrink.
     Cut,
+    /// A1: a shrink that no page 0 records is dropped before another page 0 is written.
+    Unmade,
+    /// A1: a shrink that page 0 records is noted again, if it was dropped, before pages are removed.
+    Again,
     /// A1: a file's own id.
     FileId,
     /// A4: the barrier.
@@ -82,6 +86,10 @@ pub enum Step {
     WriteData,
     /// Shortens a file to one page: page 0 with `cut`, a barrier.
     Cut(usize),
+    /// The same, but the write of page 0 fails. It may be done all the same.
+    FailCut { file: usize, is_done: bool },
+    /// Opens the file in the anchor, to write page 0 for another reason.
+    GiveUp(usize),
     /// Takes away what was cut.
     Drop(usize),
     /// Notes what is to be committed.
@@ -126,6 +134,10 @@ struct FileState {
     is_left: bool,
     /// The highest sequence of its pages.
     last: u32,
+    /// A write of page 0 has failed, and none since has not: nothing is committed.
+    is_unsure: bool,
+    /// The row notes a shrink that no page 0 records, as far as is known.
+    is_unmade: bool,
 }
 
 #[derive(Clone)]
@@ -137,6 +149,7 @@ struct World {
     sequence: u32,
     next_content: u8,
     writing: Option<(usize, usize)>,
+    has_failed: bool,
     path: Vec<Step>,
 }
 
@@ -185,6 +198,7 @@ impl World {
             sequence: 0,
             next_content: 1,
             writing: None,
+            has_failed: false,
             path: Vec::new(),
         };
         world.files.iter_mut().for_each(|file| file.allowed = [BTreeSet::from([0]), BTreeSet::from([0])]);
@@ -231,8 +245,11 @@ impl World {
         }
         let window = Window { session: self.session, tag: SessionTag::NONE, covered };
         let cut = cut.filter(|_| left != Some(Left::Cut));
-        let opening = Opening { object: object(file), file: id(left, file), window, held, cut };
+        let drops_cut = self.files[file].is_unmade && left != Some(Left::Unmade);
+        let opening =
+            Opening { object: object(file), file: id(left, file), window, held, cut, drops_cut, drops_window: None };
         self.anchor().open_files(&[opening]).unwrap();
+        self.files[file].is_unmade = cut.is_some() || (self.files[file].is_unmade && !drops_cut);
     }
 
     fn write_page(&mut self, file: usize, page: usize, change: impl FnOnce(&mut PageBytes), left: Option<Left>) {
@@ -250,6 +267,25 @@ impl World {
         self.slots[file][page].write_page(Some(bytes.clone()));
         self.files[file].pages[page] = Some(bytes);
         self.files[file].last = self.sequence;
+        if page == 0 {
+            (self.files[file].is_unsure, self.files[file].is_unmade) = (false, false);
+        }
+    }
+
+    /// A shrink that ends with a failed write of page 0.
+    fn fail_cut(&mut self, file: usize, is_done: bool, left: Option<Left>) {
+        self.has_failed = true;
+        self.open(file, Some(PageNo(1)), left);
+        let (before, slot) = (self.files[file].clone(), self.slots[file][0].clone());
+        self.write_page(file, 0, |page| page.cut = true, left);
+        // The sequence is used.
+        let last = self.files[file].last;
+        self.files[file] = FileState { marked: None, is_unsure: true, last, ..before };
+        if is_done {
+            self.files[file].allowed[1].insert(0);
+        } else {
+            self.slots[file][0] = slot;
+        }
     }
 
     fn barrier(&mut self, file: usize) {
@@ -292,12 +328,21 @@ impl World {
                 steps.push(Step::Drop(file));
                 continue;
             }
+            if state.is_unsure {
+                steps.extend([Step::Cut(file), Step::Touch(file, 0)]);
+                steps.extend(state.is_unmade.then_some(Step::GiveUp(file)));
+                steps.extend((self.next_content <= WRITES_MAX).then_some(Step::WritePage(file, 0)));
+                continue;
+            }
             if self.next_content <= WRITES_MAX {
                 let next = self.page_count(file).min(PAGES - 1);
                 steps.extend((0..=next).map(|page| Step::WritePage(file, page)));
             }
             if self.page_count(file) == PAGES {
                 steps.push(Step::Cut(file));
+                if file == 0 && !self.has_failed {
+                    steps.extend([true, false].map(|is_done| Step::FailCut { file, is_done }));
+                }
             }
             if self.page_count(file) > 0 {
                 steps.extend([Step::Mark(file), Step::Settle(file)]);
@@ -335,6 +380,8 @@ impl World {
                 next.files[file].contents[1] = 0;
                 next.barrier(file);
             }
+            Step::FailCut { file, is_done } => next.fail_cut(file, is_done, left),
+            Step::GiveUp(file) => next.open(file, None, left),
             Step::Drop(file) => {
                 next.slots[file][1].write_page(None);
                 next.slots[file][1].write_data(0);
@@ -428,6 +475,7 @@ impl World {
             twin: marked.twin.filter(|_| left != Some(Left::Twin)),
             window: Some(Window { session: self.session, tag: SessionTag::NONE, covered: marked.covered }),
             held: vec![(RECORD, Box::from(marked.leaves))],
+            drops_cut: false,
             is_clean: left == Some(Left::NothingAfter)
                 || (!is_after && (self.sequence.is_multiple_of(2) || is_settled)),
         };
@@ -486,7 +534,11 @@ impl World {
             let row = self.row(file);
             let held = self.held(file);
             let verdicts = judged(&row, held, [pages[0].0.as_ref(), pages[1].0.as_ref()], left);
+            let zero = pages[0].0.as_ref().filter(|_| verdicts[0] == Verdict::InFlight).and_then(|page| page.stamp);
+            let cut = row.open.as_ref().and_then(|open| open.cut);
             let state = &mut self.files[file];
+            state.is_unsure = false;
+            state.is_unmade = cut.is_some_and(|cut| zero.is_none_or(|zero| !judge::is_after(zero, cut.after)));
             for (page, (bytes, data)) in pages.into_iter().enumerate() {
                 let content = resolve(verdicts[page], bytes.as_ref(), data, left);
                 state.contents[page] = content.expect("an honest crash was asked about before");
@@ -501,9 +553,14 @@ impl World {
     fn recover(&mut self, file: usize, left: Option<Left>) {
         self.open(file, None, left);
         let row = self.row(file);
-        let windows = row.open.map_or(0, |open| open.windows.len());
+        let windows = row.open.as_ref().map_or(0, |open| open.windows.len());
         assert!(windows > 0 || left == Some(Left::Window));
         if self.files[file].is_cut && self.files[file].pages[1].is_some() {
+            if row.open.is_none_or(|open| open.cut.is_none()) && left != Some(Left::Again) {
+                self.open(file, Some(PageNo(1)), left);
+                self.write_page(file, 0, |_| (), left);
+                self.barrier(file);
+            }
             self.slots[file][1].write_page(None);
             self.slots[file][1].write_data(0);
             self.files[file].pages[1] = None;
@@ -529,6 +586,7 @@ impl World {
     fn fingerprint(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         (&self.slots, &self.files, self.session, self.sequence, self.next_content, self.writing).hash(&mut hasher);
+        self.has_failed.hash(&mut hasher);
         self.table.hash(&mut hasher);
         hasher.finish()
     }

@@ -158,8 +158,8 @@ impl Mirrored {
     /// what is known of them there.
     fn commit_at_server(&self, head: Head, changes: &[Change], at_server: &mut AtServer) -> Result<Head> {
         let (connection, expected) = (self.session.connection(), head.after(changes));
-        let request =
-            proto::CommitRequest { of: Some(self.session.of()), base: head.0.to_vec(), changes: table::pack(changes) };
+        let (of, base) = (Some(self.session.of()), head.0.to_vec());
+        let request = proto::CommitRequest { of, base, changes: table::pack(changes), grant: self.session.grant.0 };
         let until = Instant::now() + self.session.patience();
         loop {
             self.session.wait_until_good()?;

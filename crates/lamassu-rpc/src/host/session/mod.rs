@@ -20,7 +20,7 @@ use lamassu_format::Profile;
 use lamassu_format::header::VaultId;
 use lamassu_lease::client::{Client, Op};
 use lamassu_lease::locks::{Asked, Outcome};
-use lamassu_lease::{Call, Mode, Object, RequestNo, SessionId, Terms};
+use lamassu_lease::{Call, GrantNo, Mode, Object, RequestNo, SessionId, Terms};
 use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -51,6 +51,7 @@ pub struct Session {
     shared: Arc<Shared>,
     /// The operation that holds the vault: each grant is a new one.
     op: Op,
+    pub(super) grant: GrantNo,
     /// The session ends when this is dropped.
     _ends: Option<Attended>,
     /// the head of the vault's table when it was granted
@@ -276,9 +277,11 @@ impl Attended {
             shared.carry_out(state, dos);
         }
         let given = given.map_err(|fault| shared.connection.error(fault))?;
+        let grant = state.client.grant_of(VAULT).unwrap_or(GrantNo(0));
         let session = |Given { op, takes_over }| Session {
             shared: shared.clone(),
             op,
+            grant,
             _ends: None,
             head: state.head,
             takes_over,

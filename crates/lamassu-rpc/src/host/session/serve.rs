@@ -216,12 +216,15 @@ impl Shared {
         let mut beats = tokio::time::interval(Duration::from_millis(self.terms.heartbeat().0));
         beats.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         beats.reset();
+        // A connection begins with a heartbeat. Until it is answered, or the next one is due, another report must wait:
+        // with a server that is slow, there would else be nothing but reports, and the session would not last.
+        let mut may_report = false;
         loop {
             loop {
                 let call = {
                     let mut state = self.state.lock();
                     // A session that ends says so by this connection.
-                    if self.locks.must_report() && !state.is_leaving {
+                    if may_report && self.locks.must_report() && !state.is_leaving {
                         return;
                     }
                     state.outbox.pop_front()
@@ -250,6 +253,7 @@ impl Shared {
                         self.locks.answer(request, answer).all();
                         continue;
                     }
+                    may_report |= matches!(reply, Reply::Alive { .. });
                     let mut state = self.state.lock();
                     state.head = head.unwrap_or(state.head);
                     let dos = state.client.reply(reply, clock::now());
@@ -259,6 +263,7 @@ impl Shared {
                     }
                 }
                 _ = beats.tick() => {
+                    may_report = true;
                     let mut state = self.state.lock();
                     let beat = state.client.beat(clock::now());
                     self.carry_out(&mut state, vec![beat]);
@@ -271,7 +276,24 @@ impl Shared {
 
 #[cfg(test)]
 mod tests {
+    use super::super::{Attended, Use};
     use super::*;
+    use crate::host::{Wires, runtime};
+    use crate::identity::HostKey;
+    use crate::proto::sessions_server::{Sessions, SessionsServer};
+    use crate::proto::{down, up};
+    use crate::protocol::Speaks;
+    use crate::tls;
+    use lamassu_format::header::VaultId;
+    use lamassu_lease::client::Op;
+    use lamassu_lease::locks::{Asked, LockKey, LockKind, Range};
+    use lamassu_lease::{Mode, Object};
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use tokio_rustls::TlsConnector;
+    use tonic::service::interceptor::InterceptedService;
+    use tonic::transport::server::TcpIncoming;
+    use tonic::transport::{Endpoint, Server};
+    use tonic::{Request, Response, Status};
 
     /// Programs would else wait for their locks for ever.
     #[test]
@@ -289,5 +311,106 @@ mod tests {
         for fault in [ServerFault::Unreachable { detail: detail() }, ServerFault::Version { detail: detail() }] {
             assert!(!ended(&fault, Millis(late.0 + 1)), "{fault}");
         }
+    }
+
+    /// A server that takes its time for reports, and answers no unlock.
+    #[derive(Default)]
+    struct Slow {
+        /// Heartbeats, and requests for the vault, that came after a report.
+        beats: Arc<AtomicUsize>,
+        requests: Arc<AtomicUsize>,
+    }
+
+    #[tonic::async_trait]
+    impl Sessions for Slow {
+        type AttendStream = ReceiverStream<std::result::Result<proto::Down, Status>>;
+
+        async fn attend(
+            &self,
+            request: Request<Streaming<proto::Up>>,
+        ) -> std::result::Result<Response<Self::AttendStream>, Status> {
+            let mut said = request.into_inner();
+            let first = said.message().await?.and_then(|up| up.said);
+            let is_report = matches!(first, Some(up::Said::Resume(_)));
+            if is_report {
+                tokio::time::sleep(Duration::from_millis(700)).await;
+            }
+            let (tell, told) = mpsc::channel(64);
+            let down = |said| Ok(proto::Down { said: Some(said), policy: None });
+            let begun = proto::Begun {
+                session: 1,
+                term: 30_000,
+                heartbeat: 5_000,
+                min_hold: 0,
+                head: vec![0; 32],
+                protocol: 1,
+            };
+            let _ = tell.send(down(down::Said::Begun(begun))).await;
+            let (beats, requests) = (self.beats.clone(), self.requests.clone());
+            tokio::spawn(async move {
+                while let Ok(Some(up)) = said.message().await {
+                    match up.said {
+                        Some(up::Said::Heartbeat(beat)) => {
+                            beats.fetch_add(usize::from(is_report), Ordering::SeqCst);
+                            let _ = tell.send(down(down::Said::Alive(beat))).await;
+                        }
+                        Some(up::Said::Acquire(_)) => {
+                            requests.fetch_add(usize::from(is_report), Ordering::SeqCst);
+                        }
+                        _ => {}
+                    }
+                }
+            });
+            Ok(Response::new(ReceiverStream::new(told)))
+        }
+    }
+
+    /// A connection without TLS.
+    fn plain(port: u16) -> Connection {
+        let endpoint = Endpoint::from_shared(format!("http://127.0.0.1:{port}")).expect("an address");
+        let key = HostKey::new().expect("a key");
+        let tls = TlsConnector::from(Arc::new(tls::joining(&key, [0; 32]).expect("a configuration")));
+        let _inside = runtime().expect("it runs").enter();
+        let channel = InterceptedService::new(endpoint.connect_lazy(), Speaks);
+        Connection { server: "slow".into(), channel, wires: Wires { addresses: Arc::new([]), tls, shown: None } }
+    }
+
+    /// Each unlock that is not answered in time is followed by a report. If another one is overdue whenever a report
+    /// was taken, the session must last all the same, and get its turns.
+    #[test]
+    fn reports_that_take_long_leave_heartbeats_and_requests_their_place() {
+        let slow = Slow::default();
+        let (beats, requests) = (slow.beats.clone(), slow.requests.clone());
+        let port = crate::host::wait(async {
+            let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+            let port = listener.local_addr().expect("an address").port();
+            let serves = Server::builder().add_service(SessionsServer::new(slow));
+            tokio::spawn(serves.serve_with_incoming(TcpIncoming::from(listener)));
+            port
+        });
+        let connection = plain(port.expect("it runs"));
+        let attended = Attended::begin(&connection, VaultId([7; 16]), Use::ByTurns, None, &Arc::default());
+        let attended = attended.expect("a session begins");
+        let shared = attended.0.clone();
+        {
+            let state = &mut *shared.state.lock();
+            state.asked = Some(Op(9));
+            let dos = state.client.begin(Op(9), VAULT, Mode::Shared, clock::now());
+            shared.carry_out(state, dos);
+        }
+        let key = LockKey { file: Object(7), kind: LockKind::Range, owner: 1 };
+        let until = Instant::now() + Duration::from_secs(60);
+        let unlocks_until = |is_so: &dyn Fn() -> bool| {
+            while !is_so() {
+                assert!(Instant::now() < until, "nothing but reports is sent");
+                attended.ask(Asked::Unlock { key, range: Range::ALL }, Box::new(|_| ()));
+                std::thread::sleep(Duration::from_millis(200));
+            }
+        };
+        let good_until = || shared.state.lock().client.good_until();
+        unlocks_until(&|| beats.load(Ordering::SeqCst) > 0 && requests.load(Ordering::SeqCst) > 0);
+        let before = good_until();
+        // Their answers are heard.
+        unlocks_until(&|| good_until() > before);
     }
 }

@@ -205,6 +205,8 @@ impl Lab {
     /// A mount ends its sessions right behind itself.
     pub fn wait_until_free(&self) {
         let is_free = || self.vaults().iter().all(|vault| vault.contains("not in use"));
+        // No program is started as long as monitoring says otherwise.
+        let is_free = || self.metric("sessions") == 0.0 && is_free();
         wait_for("a mount that was taken down ends its session", is_free);
     }
 

@@ -163,7 +163,7 @@ impl Attended {
 
     /// An existing session, by a new connection.
     pub async fn resume(calls: &Calls, of: &proto::Of, held: Vec<proto::Grant>) -> Result<Attended, Status> {
-        let resume = proto::Resume { of: Some(of.clone()), held, locks: Vec::new(), kept: Vec::new() };
+        let resume = proto::Resume { of: Some(of.clone()), number: 1, held, ..Default::default() };
         Attended::with(calls, of.vault.clone(), up(Said::Resume(resume))).await
     }
 

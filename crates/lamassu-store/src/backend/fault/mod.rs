@@ -9,13 +9,13 @@
 
 mod wrap;
 
-use super::{Backend, BackendDir, StatFs, errno};
+use super::{Backend, BackendDir, Stat, StatFs, errno};
 use parking_lot::RwLock;
 use std::any::Any;
 use std::ffi::OsStr;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use wrap::FaultDir;
 
 macro_rules! calls {
@@ -157,13 +157,24 @@ pub struct Faults {
     changes: AtomicU64,
     rules: RwLock<Vec<Rule>>,
     room_to_replace: AtomicU64,
+    hides_births: AtomicBool,
 }
 
 impl Faults {
     fn new() -> Faults {
         let zeros = || Call::ALL.iter().map(|_| AtomicU64::new(0)).collect();
         let (changes, rules, room_to_replace) = (AtomicU64::new(0), RwLock::new(Vec::new()), AtomicU64::new(u64::MAX));
-        Faults { calls: zeros(), bytes: zeros(), changes, rules, room_to_replace }
+        let hides_births = AtomicBool::new(false);
+        Faults { calls: zeros(), bytes: zeros(), changes, rules, room_to_replace, hides_births }
+    }
+
+    /// From now on the store has no birth times.
+    pub fn hide_births(&self) {
+        self.hides_births.store(true, Ordering::Relaxed);
+    }
+
+    fn shown(&self, st: Stat) -> Stat {
+        Stat { born: if self.hides_births.load(Ordering::Relaxed) { 0 } else { st.born }, ..st }
     }
 
     /// What `room_to_replace` answers at most.

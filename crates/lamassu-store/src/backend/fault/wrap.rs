@@ -32,7 +32,7 @@ impl<T: ?Sized> Faulty<T> {
 impl<T: ?Sized + BackendNode> BackendNode for Faulty<T> {
     fn stat(&self) -> io::Result<Stat> {
         self.pass(self.stat)?;
-        self.inner.stat()
+        Ok(self.faults.shown(self.inner.stat()?))
     }
 
     fn set_times(&self, atime: SetTime, mtime: SetTime) -> io::Result<()> {
@@ -235,7 +235,7 @@ impl BackendDir for FaultDir {
 
     fn stat_entry(&self, name: &OsStr) -> io::Result<Stat> {
         self.pass_by(Call::DirStat, name)?;
-        self.inner.stat_entry(name)
+        Ok(self.faults.shown(self.inner.stat_entry(name)?))
     }
 
     fn read_dir(&self) -> io::Result<Vec<Listed>> {

@@ -16,6 +16,7 @@ use rustix::io::Errno;
 use std::ffi::CStr;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 /// Locked exclusively while a mode is lent, and shared while a mode is set, so that restoring a lent mode never undoes
 /// a chmod.
@@ -25,6 +26,9 @@ static LENT: AtomicU64 = AtomicU64::new(0);
 
 /// The bits that a directory is lent.
 const OWNER_BITS: u32 = 0o700;
+/// How often an open of a file with a lease on it is tried again, and after how long.
+const LEASE_TRIES: u32 = 10;
+const LEASE_PAUSE: Duration = Duration::from_millis(20);
 
 pub(super) fn proc_path(fd: BorrowedFd<'_>) -> String {
     format!("/proc/self/fd/{}", fd.as_raw_fd())
@@ -144,8 +148,23 @@ fn lend<T>(
 }
 
 /// The inode that is held, opened anew.
-fn open_held(held: BorrowedFd<'_>, flags: OFlags) -> rustix::io::Result<OwnedFd> {
-    retry(|| rustix::fs::open(proc_path(held), flags, Mode::empty()))
+/// A lease on the file (`F_SETLEASE` of fcntl(2)), which its owner may take, holds an open up for 45 seconds. So it is
+/// asked for without waiting, a few times, and fails with `EAGAIN`: nobody else is to wait for it.
+pub(super) fn open_held(held: BorrowedFd<'_>, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+    for _ in 0..LEASE_TRIES {
+        match open_held_once(held, flags) {
+            Err(Errno::AGAIN) => std::thread::sleep(LEASE_PAUSE),
+            other => return other,
+        }
+    }
+    open_held_once(held, flags)
+}
+
+fn open_held_once(held: BorrowedFd<'_>, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+    let opened = retry(|| rustix::fs::open(proc_path(held), flags | OFlags::NONBLOCK, Mode::empty()))?;
+    // Some file systems go by it when they read and write.
+    rustix::fs::fcntl_setfl(&opened, rustix::fs::fcntl_getfl(&opened)? - OFlags::NONBLOCK)?;
+    Ok(opened)
 }
 
 /// fchmodat2(2), Linux 6.6, which rustix does not offer.

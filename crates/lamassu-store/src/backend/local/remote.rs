@@ -12,7 +12,7 @@ use super::retry;
 use lamassu_crypto::stages::{Stage, timed};
 use parking_lot::Mutex;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::OFlags;
 use rustix::io::Errno;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -155,8 +155,7 @@ impl Handle {
 
     /// Puts a new open file behind the same descriptor, at once for all its users.
     fn open_anew(&self, own: u64) -> rustix::io::Result<()> {
-        let path = super::mode::proc_path(self.fd());
-        let fresh = retry(|| rustix::fs::open(&path, self.access | OFlags::CLOEXEC, Mode::empty()))?;
+        let fresh = super::mode::open_held(self.fd(), self.access | OFlags::CLOEXEC)?;
         if self.writes.load(Ordering::Acquire) - own > self.synced.load(Ordering::Acquire) {
             self.gap.store(true, Ordering::Release);
         }
@@ -185,6 +184,7 @@ impl Drop for Handle {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::fs::Mode;
 
     const FUSE: u64 = KINDS[0];
 

@@ -1,7 +1,7 @@
 //! What earlier sessions and the store left in the file: interrupted commits, lost ends, bytes that nothing refers to.
 //!
 //! Invariants:
-//! * Nothing is written before `prepared`: the backing file then ends where its metadata says.
+//! * Except by recovery, nothing is written before `prepared`: the backing file then ends where its metadata says.
 //! * What recovery finds is made durable before anything is written under the same page (I10): `is_durable` says
 //!   whether a barrier since open has covered what an earlier process wrote. That alone says nothing about data that
 //!   an earlier barrier has lost (I11): `is_written_again` does.

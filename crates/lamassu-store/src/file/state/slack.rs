@@ -25,7 +25,7 @@ pub(in crate::file) struct Slack {
 impl Slack {
     /// Zeros were written in `range`, by the write with this mark.
     pub fn note(&mut self, range: Range<ByteOffset>, mark: Mark) {
-        if !self.is_given_up && self.ranges.len() < RANGES_MAX {
+        if !self.is_given_up && !range.is_empty() && self.ranges.len() < RANGES_MAX {
             self.ranges.insert(range, mark);
         }
     }

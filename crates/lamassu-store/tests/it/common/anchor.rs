@@ -95,6 +95,15 @@ impl AnchorSide {
         AnchorSide { files, table, trees, object }
     }
 
+    /// Another process opens the anchor of `table`, and records its commits.
+    pub fn again(position: Position, table: &MemoryTable, trees: MemoryTrees) -> AnchorSide {
+        let copies = Mutex::new(vec![(0, table.clone())]);
+        let table = Arc::new(RecordedTable { inner: table.clone(), position, copies });
+        let anchor = Arc::new(Anchor::open(table.clone(), &VAULT).expect("opens"));
+        let files = AnchoredFiles::new(anchor, Arc::new(trees.clone()));
+        AnchorSide { files, table, trees, object: OBJECT }
+    }
+
     /// As fsync of the file does, behind the barrier.
     pub fn commit(&self, mark: EntryMark) {
         self.files.anchor().commit_objects(&HashSet::from([self.object]), mark).expect("commits");
@@ -147,6 +156,14 @@ impl AnchorLog {
         };
         let copies = self.copies.iter().map(|(at, table)| changed(*at, table)).collect();
         AnchorLog { copies, trees: self.trees.clone() }
+    }
+
+    /// What crashes after that many records of the store may leave: as of each commit between that record and the next,
+    /// and before them.
+    pub fn tables_at(&self, position: usize) -> Vec<MemoryTable> {
+        let before = self.copies.iter().rev().find(|(at, _)| *at < position);
+        let there = self.copies.iter().filter(|(at, _)| *at == position);
+        before.into_iter().chain(there).map(|(_, table)| table.clone()).collect()
     }
 
     /// What a crash after that many records of the store leaves. `None`: the file's entry is not durable. `loses`: the

@@ -5,6 +5,7 @@ pub mod anchored;
 pub mod keyed;
 pub mod local;
 pub mod steps;
+pub mod turns;
 pub mod wood;
 
 use lamassu_anchor::table::{MemoryTable, Table};

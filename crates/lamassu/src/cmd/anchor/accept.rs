@@ -66,7 +66,7 @@ fn header_and_history(ui: &Ui, args: &Accept) -> Result<()> {
 /// Accepts paths. The history gets an entry for each path first: an accepted path without an entry would be worse than
 /// an entry for a path that was not accepted.
 fn paths(ui: &Ui, args: &Accept) -> Result<()> {
-    let unsealed = open::unlocked(ui, &args.dir, &args.key)?;
+    let mut unsealed = open::unlocked(ui, &args.dir, &args.key)?;
     unsealed.keys.may_change(&unsealed.found.header)?;
     let opened = unsealed.open_to_serve(open::options(false), false)?;
     if opened.anchor.is_none() {

@@ -55,7 +55,7 @@ pub fn rebuild(ui: &Ui, args: &Rebuild) -> Result<()> {
     let source = args.key.source()?;
     let unlocked = keys::unlock(ui, &found.header, args.key.with(&source), &args.dir)?;
     unlocked.may_change(&found.header)?;
-    let unsealed = Unsealed::new(found, unlocked, ui.policy.clone());
+    let mut unsealed = Unsealed::new(found, unlocked, ui.policy.clone());
     let vault = unsealed.open_unanchored()?;
     let shown = Shown { ui, meter: Mutex::new(Meter::bytes(ui, "taken")) };
     let made = anchors.rebuild(&vault, &unsealed.found.header, &args.dir, &shown);

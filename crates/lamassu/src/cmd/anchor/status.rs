@@ -20,7 +20,9 @@ use std::time::UNIX_EPOCH;
 /// What `--json` prints.
 #[derive(Serialize, Default)]
 struct Told {
+    /// where a server keeps it, this host's copy
     file: PathBuf,
+    server: Option<String>,
     vault: String,
     revision: u64,
     objects: u64,
@@ -49,7 +51,8 @@ pub fn status(ui: &Ui, args: &Status) -> Result<()> {
     let meta = file.metadata().map_err(|source| HostError::Local { op: "stat", path: file.clone(), source })?;
     let modified = meta.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
     let last_commit = modified.map(|since| since.as_secs());
-    let mut told = Told { file, bytes: meta.len(), last_commit, checked, ..Told::default() };
+    let server = ui.policy.anchors.server_of(&header.id())?;
+    let mut told = Told { file, server, bytes: meta.len(), last_commit, checked, ..Told::default() };
     count(&table, &header.id(), &mut told).map_err(Error::from)?;
     // What an empty one takes is no file's.
     told.bytes_per_file = told.bytes.checked_div(told.files);
@@ -90,8 +93,13 @@ fn shown(told: &Told) -> String {
         Some(each) => format!("{}, {each} bytes a file", text::bytes(told.bytes)),
         None => text::bytes(told.bytes),
     };
+    let file = text::printable(&told.file.display().to_string());
+    let anchor = match &told.server {
+        Some(server) => format!("server://{}, copied to {file}", text::printable(server)),
+        None => file,
+    };
     let rows = [
-        ("anchor", text::printable(&told.file.display().to_string())),
+        ("anchor", anchor),
         ("vault", told.vault.clone()),
         ("revision", told.revision.to_string()),
         ("last commit", told.last_commit.map_or_else(|| "-".into(), time)),

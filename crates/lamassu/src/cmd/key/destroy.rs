@@ -247,12 +247,12 @@ impl Run<'_> {
         {
             return Err(KeyError::from(ReceiptError::Other)).context("--receipt");
         }
-        let is_done = destruction.is_cleared() && earlier.as_ref().is_none_or(|r| r.complete);
+        let is_done = destruction.is_cleared()? && earlier.as_ref().is_none_or(|r| r.complete);
         if is_done {
             return Err(KeyError::Destroyed(destroyed)).with_context(|| self.args.dir.display().to_string());
         }
         self.asked = earlier.iter().flat_map(|r| r.servers.clone()).collect();
-        self.take_up(destruction.opens())?;
+        self.take_up(&destruction)?;
         self.ui.note("an earlier run was cut off; this one finishes it");
         signals::flag_only();
         if let Some(audit) = &self.audit {
@@ -273,7 +273,7 @@ impl Run<'_> {
 
     /// Keeps in `servers` the keys that are still to be destroyed elsewhere. A key that an earlier run has proven (its
     /// receipt says so) is not proven again: it may be revoked or gone by now.
-    fn take_up(&mut self, header: Option<&VaultHeader>) -> Result<()> {
+    fn take_up(&mut self, destruction: &Destruction) -> Result<()> {
         for source in std::mem::take(&mut self.servers) {
             let name = source.to_string();
             if let Some(asked) = self.asked.iter().find(|s| s.source == name) {
@@ -282,7 +282,7 @@ impl Run<'_> {
                 }
                 continue;
             }
-            let error = match self.prove(&source, header) {
+            let error = match self.prove(&source, destruction.opens()?.as_ref()) {
                 Ok(()) => {
                     self.proven.push(name.clone());
                     None
@@ -380,7 +380,7 @@ impl Run<'_> {
         }
         for foreign in &cleared.foreign {
             self.ui.warn(format_args!(
-                "{foreign:?} in the vault's directory is no header of it, and other names lead to the same file; it was left alone"
+                "{foreign:?} in the vault's directory is no header of it, a half-erased one, or one that cannot be read, and other names lead to the same file; it was left alone"
             ));
         }
         for unasked in self.asked.iter_mut().filter(|s| s.answers.is_empty()) {
