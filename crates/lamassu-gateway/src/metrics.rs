@@ -127,21 +127,37 @@ pub type Health = Arc<dyn Fn() -> Result<(), String> + Send + Sync>;
 #[derive(Clone, Default)]
 struct Checks(Arc<Mutex<Option<Tell>>>);
 
+/// Of a check; `None`: it is not known yet.
+type Outcome = Option<Result<(), String>>;
+
 /// Tells the outcome of a check to all who wait for it.
-type Tell = Arc<watch::Sender<Option<Result<(), String>>>>;
+type Tell = Arc<watch::Sender<Outcome>>;
 
 impl Checks {
-    /// Whether the vault answers; `None`: the check has panicked.
+    /// Whether the vault answers; `None`: the check has panicked, or the process ends.
     async fn ask(&self, health: &Health) -> Option<Result<(), String>> {
-        let mut told = {
-            let mut under_way = self.0.lock();
-            under_way.get_or_insert_with(|| self.begin(health.clone())).subscribe()
-        };
+        let (mut told, new) = self.join();
+        if let Some(telling) = new {
+            self.begin(telling, health.clone());
+        }
         let found = told.wait_for(Option::is_some).await.ok()?;
         found.clone()
     }
 
-    fn begin(&self, health: Health) -> Tell {
+    /// What the check that is under way is heard by; of a new one, which is to be begun, also what it tells by.
+    fn join(&self) -> (watch::Receiver<Outcome>, Option<Tell>) {
+        let mut under_way = self.0.lock();
+        match &*under_way {
+            Some(tell) => (tell.subscribe(), None),
+            None => {
+                let tell = under_way.insert(Tell::default());
+                (tell.subscribe(), Some(tell.clone()))
+            }
+        }
+    }
+
+    /// Begins a check. The caller does not hold the lock: a runtime that is ending drops the check at once.
+    fn begin(&self, telling: Tell, health: Health) {
         /// Ends the check, also if it panics: who asks from now on begins another.
         struct Ends(Checks);
         impl Drop for Ends {
@@ -149,8 +165,7 @@ impl Checks {
                 *self.0.0.lock() = None;
             }
         }
-        let tell = Tell::new(watch::Sender::new(None));
-        let (telling, ends) = (tell.clone(), Ends(self.clone()));
+        let ends = Ends(self.clone());
         drop(tokio::task::spawn_blocking(move || {
             // Dropped last: if the check has panicked, those who wait learn it by this.
             let telling = telling;
@@ -160,7 +175,6 @@ impl Checks {
             };
             telling.send_replace(Some(found));
         }));
-        tell
     }
 }
 
@@ -219,6 +233,7 @@ pub async fn serve(listener: TcpListener, metrics: Metrics, health: Health) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use futures_util::FutureExt;
     use std::net::SocketAddr;
     use std::sync::atomic::{AtomicUsize, Ordering};
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -280,6 +295,23 @@ mod tests {
             assert_eq!(one.await.expect("no panic"), Some(Err("answer 0".into())));
         }
         assert_eq!(ask().await.expect("no panic"), Some(Err("answer 1".into())), "a later one asks again");
+    }
+
+    /// Then no thread takes the check any more.
+    #[test]
+    fn who_asks_while_the_process_ends_gets_no_answer() {
+        let runtime = tokio::runtime::Runtime::new().expect("threads");
+        let handle = runtime.handle().clone();
+        runtime.shutdown_background();
+        let (tell, told) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let _entered = handle.enter();
+            let health: Health = Arc::new(|| Ok(()));
+            let checks = Checks::default();
+            let found = [(); 2].map(|()| checks.ask(&health).now_or_never());
+            tell.send(found).expect("it is waited for");
+        });
+        assert_eq!(told.recv_timeout(Duration::from_secs(60)), Ok([Some(None), Some(None)]));
     }
 
     #[tokio::test]

@@ -3,9 +3,10 @@
 use super::attrs::{Attrs, Shown, Version};
 use super::key::Key;
 use super::node::{Node, Open};
+use super::target::{State, Target};
 use super::{Guard, ObjectError, Objects, Reader, Result};
 use crate::work;
-use lamassu_vault::{Attr, Ino, Owner};
+use lamassu_vault::{Attr, Owner};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -18,16 +19,7 @@ pub struct Source {
     /// where it was found
     place: (String, Key),
     /// the file, and the content that the properties belong to
-    ino: Ino,
-    version: Version,
-}
-
-impl Source {
-    /// Whether this entry is still the unchanged source.
-    fn is(&self, there: &Node) -> bool {
-        (there.ino(), Version::of(there.attr())) == (self.ino, self.version)
-            && Attrs::of(there).is_ok_and(|attrs| attrs == self.shown.attrs)
-    }
+    state: State,
 }
 
 /// Gets: whether the source is unchanged, a reader of the copy, and the properties to complete.
@@ -40,8 +32,8 @@ impl Objects {
     /// As [`Objects::find`].
     pub fn source(&self, bucket: &str, key: &Key) -> Result<Source> {
         let (open, object) = self.open_object(bucket, key)?;
-        let (ino, version) = (object.node.ino(), Version::of(object.node.attr()));
-        Ok(Source { open, shown: object.shown(), place: (bucket.into(), key.clone()), ino, version })
+        let state = State::with(&object.node, Some(object.attrs.clone()));
+        Ok(Source { open, shown: object.shown(), place: (bucket.into(), key.clone()), state })
     }
 
     /// Makes an object with the content of another, and with these properties. `sum` completes them from the content of
@@ -49,7 +41,8 @@ impl Objects {
     ///
     /// # Errors
     /// As [`Objects::stage`] and [`super::Staged::place`]; [`lamassu_vault::VaultError::Stale`]: a copy onto its own
-    /// source, which was replaced meanwhile. Only a copy that makes a directory ends with its client.
+    /// source, which was replaced meanwhile; or the client is gone, and something else is at the key by now. Only a
+    /// copy that makes a directory always ends with its client.
     pub fn copy(
         self: &Arc<Self>,
         source: &Source,
@@ -67,17 +60,22 @@ impl Objects {
             Some(open) if !key.is_dir() => open,
             Some(_) | None => return Err(ObjectError::DirectoryContent),
         };
+        let target = Target::note(self, bucket, key)?;
         let staged = self.stage(bucket, key, owner)?;
         let size = source.shown.size;
         Self::append(&staged, open, 0, 0..size)?;
         // A program in the mount may have written to it meanwhile.
-        let is_same = Version::of(&open.attr()?) == source.version;
+        let is_same = Version::of(&open.attr()?) == source.state.version();
         sum(is_same, &mut |each| Self::read_through(staged.open(), size, each), attrs)?;
         let replaces_source = (source.place.0.as_str(), &source.place.1) == (bucket, key);
+        let is_meant = |there: Option<&Node>| {
+            let is_source = || there.is_some_and(|there| State::of(there) == source.state);
+            target.may_replace(there) && (!replaces_source || is_source())
+        };
         staged.make_parents()?;
         work::in_turn_to_sync(size, || {
             let attr = staged.complete(attrs)?;
-            staged.place_complete(guard, |there| !replaces_source || there.is_some_and(|there| source.is(there)))?;
+            staged.place_complete(guard, is_meant)?;
             Ok(attr)
         })
     }

@@ -19,6 +19,7 @@ pub mod parts;
 mod put;
 mod refusal;
 mod sweep;
+mod target;
 mod under_way;
 pub mod uploads;
 
@@ -115,6 +116,8 @@ pub struct Objects {
     root: OsString,
     modes: Modes,
     listings: Listings,
+    /// Held while a bucket is made or removed.
+    buckets: Locks<String>,
     /// Held during a change of a key.
     keys: Locks<(Ino, OsString)>,
     /// Held during a change of an upload.
@@ -146,8 +149,8 @@ impl Objects {
     /// Those of a missing directory.
     pub fn open(fs: Arc<dyn Tree>, root: &str, modes: Modes, listings_max: usize) -> Result<Objects> {
         let (listings, under_way) = (Listings::new(listings_max), UnderWay::default());
-        let (keys, uploads) = (Locks::default(), Locks::default());
-        let objects = Objects { fs, root: root.into(), modes, listings, keys, uploads, under_way };
+        let (buckets, keys, uploads) = (Locks::default(), Locks::default(), Locks::default());
+        let objects = Objects { fs, root: root.into(), modes, listings, buckets, keys, uploads, under_way };
         match objects.root()?.is_dir() {
             true => Ok(objects),
             false => Err(VaultError::NotDirectory.into()),
@@ -205,13 +208,24 @@ impl Objects {
     /// Makes a bucket: a directory.
     ///
     /// # Errors
-    /// [`Refusal::BucketExists`]; those of the vault.
+    /// [`Refusal::BucketExists`]; [`VaultError::Stale`]: the client is gone; those of the vault.
     pub fn make_bucket(&self, name: &str, owner: Owner) -> Result<()> {
-        let root = self.root()?;
-        match root.make_dir(OsStr::new(name), self.modes.dir, owner) {
+        self.change_bucket(name, |root| match root.make_dir(OsStr::new(name), self.modes.dir, owner) {
             Err(VaultError::Exists | VaultError::DatasetRoot) => Err(Refusal::BucketExists.into()),
-            made => Ok(made.and_then(|_| root.sync_names())?),
+            made => Ok(made.map(drop)?),
+        })
+    }
+
+    /// Makes or removes a bucket in the directory of the buckets, durably.
+    fn change_bucket(&self, name: &str, change: impl FnOnce(&Node) -> Result<()>) -> Result<()> {
+        let root = self.root()?;
+        {
+            let _alone = self.buckets.alone(name.into());
+            // A client that is gone may have sent the request again, and then others: this must not come after them.
+            work::wanted(VaultError::Stale)?;
+            change(&root)?;
         }
+        Ok(root.sync_names()?)
     }
 
     /// Removes a bucket without objects. Uploads under way are aborted, as in S3.
@@ -245,13 +259,10 @@ impl Objects {
             (query.after, query.after_id) = (Some(key), id);
         }
         multipart::remove_index(&bucket)?;
-        let root = self.root()?;
-        // A client that is gone may have removed the bucket by another request, and made it again.
-        work::wanted(VaultError::Stale)?;
-        match root.remove_dir(OsStr::new(name)) {
+        self.change_bucket(name, |root| match root.remove_dir(OsStr::new(name)) {
             Err(VaultError::NotEmpty) => Err(Refusal::BucketNotEmpty.into()),
-            removed => Ok(removed.and_then(|()| root.sync_names())?),
-        }
+            removed => Ok(removed?),
+        })
     }
 
     /// Locks a key for a change.

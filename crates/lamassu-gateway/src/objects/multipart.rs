@@ -11,6 +11,7 @@ use super::names::Names;
 use super::node::{Node, Open};
 use super::parts::{self, Completed};
 use super::put::{again_if_gone, random_name};
+use super::target::Target;
 use super::uploads::{Paging, UploadPage, UploadQuery};
 use super::{Guard, Object, ObjectError, Objects, Refusal, Result, Staged, none_there};
 use crate::locks::Alone;
@@ -328,7 +329,8 @@ impl Objects {
     /// Makes the object from the parts. `sum` computes the checksum, from the parts' checksums or from the content.
     ///
     /// # Errors
-    /// [`Refusal::NoUpload`]; as [`parts::chosen`] and [`Staged::place`]; those of `sum`. Then the upload continues.
+    /// [`Refusal::NoUpload`]; as [`parts::chosen`] and [`Staged::place`]; those of `sum`; [`VaultError::Stale`]: the
+    /// client is gone, and something else is at the key by now. Then the upload continues.
     pub fn complete_upload<E: From<ObjectError>>(
         self: &Arc<Self>,
         (bucket, key, id): (&str, &Key, &str),
@@ -346,6 +348,7 @@ impl Objects {
             return Ok(before()?);
         };
         let mut attrs = Attrs { given: upload.given.clone(), ..Attrs::default() };
+        let target = Target::note(self, bucket, key)?;
         let staged = self.stage(bucket, key, owner)?;
         let mut size = 0;
         for part in &parts {
@@ -364,7 +367,7 @@ impl Objects {
         staged.make_parents()?;
         let ended = work::in_turn_to_sync(size, || {
             complete_with_parts(&staged, &mut attrs)?;
-            self.end_by(&at, (key, id), || staged.place_complete(guard, |_| true))
+            self.end_by(&at, (key, id), || staged.place_complete(guard, |there| target.may_replace(there)))
         });
         match unless_ended(ended)? {
             Some(()) => {

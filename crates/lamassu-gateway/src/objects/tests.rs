@@ -51,6 +51,11 @@ fn make_directory(objects: &Arc<Objects>, text: &str, attrs: &Attrs) -> Result<(
     objects.begin_directory("b", &key(text), OWNER)?.place(&Guard::None, attrs).map(drop)
 }
 
+fn upload(text: &str) -> Upload {
+    let (given, user) = (attrs::Given::default(), "u".to_owned());
+    Upload { key: text.into(), given, begun: 0, user, algorithm: None, is_full: false }
+}
+
 #[test]
 fn tags_are_durable() {
     let dir = tempfile::tempdir().expect("a directory");
@@ -83,9 +88,7 @@ fn the_removal_of_a_directory_object_is_durable() {
 fn the_first_upload_of_a_bucket_is_durable() {
     let dir = tempfile::tempdir().expect("a directory");
     let (objects, calls) = watched(dir.path());
-    let (given, user) = (attrs::Given::default(), "u".to_owned());
-    let upload = Upload { key: "k".into(), given, begun: 0, user, algorithm: None, is_full: false };
-    objects.begin_upload("b", &upload, OWNER).expect("begins");
+    objects.begin_upload("b", &upload("k"), OWNER).expect("begins");
     assert_eq!(calls.lock()[..4], ["mkdir", "fsync_dir", "mkdir", "fsync_dir"], "its index, and the parts' directory");
 }
 
@@ -95,44 +98,167 @@ fn turn() -> Arc<Turn> {
     Arc::new(tenant.begin("u").expect("the first request"))
 }
 
+/// Tells of the next call of this name, and holds it.
+type Stall = (&'static str, mpsc::Sender<()>, mpsc::Receiver<()>);
+
+/// Objects in a directory, whose calls can be made to stand still.
+struct Slow {
+    objects: Arc<Objects>,
+    stall: Arc<Mutex<Option<Stall>>>,
+}
+
+impl Slow {
+    fn new(dir: &Path) -> Slow {
+        std::fs::create_dir(dir.join("b")).expect("makes");
+        let stall = Arc::new(Mutex::new(None::<Stall>));
+        let stalls = stall.clone();
+        let told = Box::new(move |name: &'static str| {
+            let stall = stalls.lock().take_if(|(stalled, ..)| *stalled == name);
+            if let Some((_, stand, goes_on)) = stall {
+                stand.send(()).expect("it is waited for");
+                let _ = goes_on.recv();
+            }
+        });
+        let fs = Overheard { inner: PlainFs::open(dir).expect("opens"), told };
+        let modes = Modes { file: 0o600, dir: 0o700 };
+        Slow { objects: Arc::new(Objects::open(Arc::new(fs), "/", modes, 1 << 20).expect("opens")), stall }
+    }
+
+    /// Holds the next call of this name. What it tells by, and what releases it.
+    fn stall(&self, name: &'static str) -> (mpsc::Receiver<()>, mpsc::Sender<()>) {
+        let ((stand, stands), (go_on, goes_on)) = (mpsc::channel(), mpsc::channel());
+        *self.stall.lock() = Some((name, stand, goes_on));
+        (stands, go_on)
+    }
+
+    /// Does something for a client that hangs up while a call of this name stands still; `meanwhile`, others come. How
+    /// it ends.
+    fn without_a_client(
+        &self,
+        name: &'static str,
+        late: impl FnOnce(&Arc<Objects>) -> Result<()> + Send + 'static,
+        meanwhile: impl FnOnce(&Arc<Objects>),
+    ) -> Result<()> {
+        let runtime = tokio::runtime::Runtime::new().expect("threads");
+        let _entered = runtime.enter();
+        let (stands, go_on) = self.stall(name);
+        let (doing, (tell, ends)) = (self.objects.clone(), mpsc::channel());
+        let work = work::spawn(turn(), None, move || tell.send(late(&doing)).expect("it is waited for"));
+        stands.recv().expect("it comes there");
+        drop(work);
+        meanwhile(&self.objects);
+        drop(go_on);
+        ends.recv().expect("it ends")
+    }
+}
+
+fn put(objects: &Arc<Objects>, text: &str, content: &[u8]) -> Result<()> {
+    let staged = objects.stage("b", &key(text), OWNER)?;
+    staged.open().write(0, content)?;
+    staged.place(&Guard::None, &Attrs { etag: "put".into(), ..Attrs::default() }).map(drop)
+}
+
+fn set_tags(objects: &Objects, text: &str) -> Result<()> {
+    objects.set_tags("b", &key(text), [("tag".to_owned(), String::new())].into())
+}
+
 /// The first request stands in fsync when its client hangs up. The client sends it again, and then another one.
 #[test]
 fn a_put_without_a_client_replaces_nothing_that_came_later() {
     let dir = tempfile::tempdir().expect("a directory");
-    std::fs::create_dir(dir.path().join("b")).expect("makes");
-    let ((go_on, goes_on), (stand, stands)) = (mpsc::channel::<()>(), mpsc::channel());
-    let first = Mutex::new(Some(goes_on));
-    let told = Box::new(move |name: &'static str| {
-        let goes_on = if name == "fsync" { first.lock().take() } else { None };
-        if let Some(goes_on) = goes_on {
-            stand.send(()).expect("it is waited for");
-            let _ = goes_on.recv();
-        }
+    let slow = Slow::new(dir.path());
+    let first = |objects: &Arc<Objects>| put(objects, "k", b"first");
+    let ended = slow.without_a_client("fsync", first, |objects| {
+        first(objects).expect("the same request again");
+        put(objects, "k", b"later").expect("another");
     });
-    let fs = Overheard { inner: PlainFs::open(dir.path()).expect("opens"), told };
-    let modes = Modes { file: 0o600, dir: 0o700 };
-    let objects = Arc::new(Objects::open(Arc::new(fs), "/", modes, 1 << 20).expect("opens"));
-    let put = |content: &'static [u8]| {
-        let objects = objects.clone();
-        move || -> Result<()> {
-            let staged = objects.stage("b", &key("k"), OWNER)?;
-            staged.open().write(0, content)?;
-            staged.place(&Guard::None, &Attrs::default()).map(drop)
-        }
-    };
-    let runtime = tokio::runtime::Runtime::new().expect("threads");
-    let _entered = runtime.enter();
-    let (again, (tell, ends)) = (put(b"first"), mpsc::channel());
-    let work = work::spawn(turn(), None, move || tell.send(again()).expect("it is waited for"));
-    stands.recv().expect("it syncs");
-    drop(work);
-    put(b"first")().expect("the same request again");
-    put(b"later")().expect("another");
-    drop(go_on);
-    let ended = ends.recv().expect("it ends");
-    assert!(matches!(ended, Err(ObjectError::Vault(VaultError::Stale))), "{ended:?}");
+    assert!(is_given_up(&ended), "{ended:?}");
     assert_eq!(std::fs::read(dir.path().join("b/k")).expect("is there"), b"later");
     assert_eq!(std::fs::read_dir(dir.path().join("b")).expect("a directory").count(), 1, "nothing else is left");
+}
+
+fn copy(objects: &Arc<Objects>, from: &str, to: &str, etag: &str) -> Result<()> {
+    let source = objects.source("b", &key(from))?;
+    let mut attrs = Attrs { etag: etag.into(), ..Attrs::default() };
+    objects.copy(&source, ("b", &key(to)), OWNER, &Guard::None, &mut attrs, &mut |_, _, _| Ok(())).map(drop)
+}
+
+/// What others do while work stands still, and whether the work still counts after that.
+type Meanwhile = (&'static str, fn(&Arc<Objects>) -> Result<()>, bool);
+
+const MEANWHILE: [Meanwhile; 4] = [
+    ("nothing", |_| Ok(()), true),
+    ("another content", |objects| put(objects, "to", b"later"), false),
+    ("tags", |objects| set_tags(objects, "to"), false),
+    ("a removal", |objects| objects.remove("b", &key("to"), &Guard::None), false),
+];
+
+/// It may take longer than its client waits, and is completed all the same.
+#[test]
+fn a_copy_without_a_client_replaces_only_what_was_there_when_it_began() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let slow = Slow::new(dir.path());
+    let (to, objects) = (dir.path().join("b/to"), &slow.objects);
+    put(objects, "from", b"copied").expect("puts");
+    let late = |objects: &Arc<Objects>| copy(objects, "from", "to", "copy");
+    for (what, meanwhile, is_placed) in MEANWHILE {
+        put(objects, "to", b"before").expect("puts");
+        let mut there = None;
+        let ended = slow.without_a_client("fsync", late, |objects| {
+            meanwhile(objects).expect(what);
+            there = std::fs::read(&to).ok();
+        });
+        assert_eq!((ended.is_ok(), is_given_up(&ended)), (is_placed, !is_placed), "{what}: {ended:?}");
+        let expected = if is_placed { Some(b"copied".to_vec()) } else { there };
+        assert_eq!(std::fs::read(&to).ok(), expected, "{what}");
+    }
+    // Nothing was there, and then something is.
+    assert!(slow.without_a_client("fsync", late, |_| ()).is_ok() && to.exists());
+    std::fs::remove_file(&to).expect("is there");
+    let ended = slow.without_a_client("fsync", late, |objects| put(objects, "to", b"later").expect("puts"));
+    assert!(is_given_up(&ended) && std::fs::read(&to).expect("is there") == b"later", "{ended:?}");
+}
+
+/// A copy onto its own source, for other properties, is begun again if the source was replaced meanwhile.
+#[test]
+fn a_copy_that_begins_without_a_client_changes_nothing() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let slow = Slow::new(dir.path());
+    put(&slow.objects, "k", b"first").expect("puts");
+    let once = |objects: &Arc<Objects>| copy(objects, "k", "k", "copy");
+    let late = move |objects: &Arc<Objects>| once(objects).or_else(|_| once(objects));
+    let ended = slow.without_a_client("fsync", late, |objects| put(objects, "k", b"later").expect("puts"));
+    assert!(is_given_up(&ended), "{ended:?}");
+    assert_eq!(slow.objects.find("b", &key("k")).expect("is there").attrs.etag, "put");
+    late(&slow.objects).expect("a client waits for it");
+    assert_eq!(slow.objects.find("b", &key("k")).expect("is there").attrs.etag, "copy");
+}
+
+#[test]
+fn the_end_of_an_upload_without_a_client_replaces_only_what_was_there_when_it_began() {
+    const TAG: &str = "d41d8cd98f00b204e9800998ecf8427e";
+    let dir = tempfile::tempdir().expect("a directory");
+    let slow = Slow::new(dir.path());
+    let (to, objects) = (dir.path().join("b/to"), &slow.objects);
+    for (what, meanwhile, is_placed) in MEANWHILE {
+        put(objects, "to", b"before").expect("puts");
+        let id = objects.begin_upload("b", &upload("to"), OWNER).expect("begins");
+        let part = objects.stage_part("b", &key("to"), &id).expect("begins");
+        part.open().write(0, b"uploaded").expect("writes");
+        let attrs = Attrs { etag: TAG.into(), ..Attrs::default() };
+        objects.place_part(("b", &key("to"), &id), part, 1, &attrs).expect("places");
+        let complete = move |objects: &Arc<Objects>| {
+            let parts = [Completed { number: 1, etag: TAG.into(), checksums: Default::default() }];
+            let place = ("b", &key("to"), id.as_str());
+            let sum = |_: &Upload, _: &[multipart::Part], _: &mut Reader<'_>| Ok::<_, ObjectError>(None);
+            objects.complete_upload(place, &parts, OWNER, &Guard::None, sum).map(drop)
+        };
+        let ended = slow.without_a_client("fsync", complete.clone(), |objects| meanwhile(objects).expect(what));
+        assert_eq!((ended.is_ok(), is_given_up(&ended)), (is_placed, !is_placed), "{what}: {ended:?}");
+        assert_eq!(std::fs::read(&to).is_ok_and(|content| content == b"uploaded"), is_placed, "{what}");
+        complete(objects).expect("a client waits for it, or it has ended so before");
+        assert_eq!(std::fs::read(&to).expect("is there"), b"uploaded", "{what}");
+    }
 }
 
 /// Does something for a client that hangs up while the work waits for another request to the key; how it ends.
@@ -142,12 +268,22 @@ fn without_a_client(
     late: impl FnOnce(&Arc<Objects>) -> Result<()> + Send + 'static,
 ) -> Result<()> {
     let name = (objects.bucket("b").expect("is there").ino(), OsString::from(key(text).path()));
+    while_held(objects, &objects.keys, &name, late)
+}
+
+/// The same, while a name is locked.
+fn while_held<K: Clone + Eq + std::hash::Hash>(
+    objects: &Arc<Objects>,
+    locks: &Locks<K>,
+    name: &K,
+    late: impl FnOnce(&Arc<Objects>) -> Result<()> + Send + 'static,
+) -> Result<()> {
     let runtime = tokio::runtime::Runtime::new().expect("threads");
     let _entered = runtime.enter();
-    let held = objects.keys.alone(name.clone());
+    let held = locks.alone(name.clone());
     let (doing, (tell, ends)) = (objects.clone(), mpsc::channel());
     let work = work::spawn(turn(), None, move || tell.send(late(&doing)).expect("it is waited for"));
-    while objects.keys.users_of(&name) < 2 {
+    while locks.users_of(name) < 2 {
         std::thread::yield_now();
     }
     drop((work, held));
@@ -226,11 +362,10 @@ fn tags_without_a_client_are_not_set() {
     let dir = tempfile::tempdir().expect("a directory");
     let (objects, _) = watched(dir.path());
     objects.stage("b", &key("k"), OWNER).and_then(|it| it.place(&Guard::None, &Attrs::default())).expect("places");
-    let set = |objects: &Objects| objects.set_tags("b", &key("k"), [("tag".to_owned(), String::new())].into());
-    let ended = without_a_client(&objects, "k", move |objects| set(objects));
+    let ended = without_a_client(&objects, "k", |objects| set_tags(objects, "k"));
     assert!(is_given_up(&ended), "{ended:?}");
     assert!(objects.find("b", &key("k")).expect("is there").attrs.given.tags.is_empty());
-    set(&objects).expect("a client waits for it");
+    set_tags(&objects, "k").expect("a client waits for it");
     assert_eq!(objects.find("b", &key("k")).expect("is there").attrs.given.tags.len(), 1);
 }
 
@@ -238,31 +373,50 @@ fn tags_without_a_client_are_not_set() {
 #[test]
 fn a_bucket_is_not_removed_without_a_client() {
     let dir = tempfile::tempdir().expect("a directory");
-    std::fs::create_dir(dir.path().join("b")).expect("makes");
-    let ((go_on, goes_on), (stand, stands)) = (mpsc::channel::<()>(), mpsc::channel());
-    let first = Mutex::new(Some(goes_on));
-    let told = Box::new(move |name: &'static str| {
-        let goes_on = if name == "rmdir" { first.lock().take() } else { None };
-        if let Some(goes_on) = goes_on {
-            stand.send(()).expect("it is waited for");
-            let _ = goes_on.recv();
-        }
+    let slow = Slow::new(dir.path());
+    let remove = |objects: &Arc<Objects>| objects.remove_bucket("b");
+    let ended = slow.without_a_client("rmdir", remove, |objects| {
+        remove(objects).expect("the same request again");
+        objects.make_bucket("b", OWNER).expect("another");
     });
-    let fs = Overheard { inner: PlainFs::open(dir.path()).expect("opens"), told };
-    let modes = Modes { file: 0o600, dir: 0o700 };
-    let objects = Arc::new(Objects::open(Arc::new(fs), "/", modes, 1 << 20).expect("opens"));
-    let runtime = tokio::runtime::Runtime::new().expect("threads");
-    let _entered = runtime.enter();
-    let (removing, (tell, ends)) = (objects.clone(), mpsc::channel());
-    let work = work::spawn(turn(), None, move || tell.send(removing.remove_bucket("b")).expect("it is waited for"));
-    stands.recv().expect("it removes");
-    drop(work);
-    objects.remove_bucket("b").expect("the same request again");
-    objects.make_bucket("b", OWNER).expect("another");
-    drop(go_on);
-    let ended = ends.recv().expect("it ends");
     assert!(is_given_up(&ended), "{ended:?}");
-    objects.bucket("b").expect("is there");
+    slow.objects.bucket("b").expect("is there");
+}
+
+/// It was made again and removed meanwhile.
+#[test]
+fn a_bucket_is_not_made_without_a_client() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (objects, _) = watched(dir.path());
+    let make = |objects: &Arc<Objects>| objects.make_bucket("new", OWNER);
+    let ended = while_held(&objects, &objects.buckets, &"new".into(), make);
+    assert!(is_given_up(&ended) && !dir.path().join("new").exists(), "{ended:?}");
+    make(&objects).expect("a client waits for it");
+    assert!(dir.path().join("new").exists());
+}
+
+/// A removal that has begun to change the store comes before what its client asks for after it has hung up.
+#[test]
+fn a_bucket_that_is_being_removed_is_made_after_that() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let slow = Slow::new(dir.path());
+    // What it had for uploads, and then the bucket itself.
+    let (stands, go_on) = slow.stall("rmdir");
+    let removing = slow.objects.clone();
+    let removal = std::thread::spawn(move || removing.remove_bucket("b"));
+    stands.recv().expect("it comes there");
+    let (stands, go_on_then) = slow.stall("rmdir");
+    drop(go_on);
+    stands.recv().expect("it comes there");
+    let making = slow.objects.clone();
+    let made = std::thread::spawn(move || making.make_bucket("b", OWNER));
+    while slow.objects.buckets.users_of(&"b".into()) < 2 && !made.is_finished() {
+        std::thread::yield_now();
+    }
+    drop(go_on_then);
+    removal.join().expect("no panic").expect("removes");
+    made.join().expect("no panic").expect("makes");
+    slow.objects.bucket("b").expect("is there");
 }
 
 #[test]
@@ -299,19 +453,18 @@ fn a_full_file_system_of_a_bucket_is_not_much_metadata() {
         return;
     }
     let _mounted = Mounted(bucket.clone());
-    let upload = || {
+    let begin = || {
         let metadata = [("m".to_owned(), "x".repeat(2000))].into();
-        let (given, user) = (attrs::Given { metadata, ..attrs::Given::default() }, "u".to_owned());
-        let upload = Upload { key: "k".into(), given, begun: 0, user, algorithm: None, is_full: false };
-        objects.begin_upload("b", &upload, OWNER)
+        let given = attrs::Given { metadata, ..attrs::Given::default() };
+        objects.begin_upload("b", &Upload { given, ..upload("k") }, OWNER)
     };
-    let much = upload().expect_err("no room for it");
+    let much = begin().expect_err("no room for it");
     if matches!(much, ObjectError::Vault(VaultError::Unsupported)) {
         eprintln!("NOTE: tmpfs has no attributes here: a full file system of a bucket was NOT tested");
         return;
     }
     assert!(matches!(much, ObjectError::MuchMetadata), "{much}");
     std::fs::write(bucket.join("full"), vec![0; 1 << 20]).expect_err("no space");
-    let full = upload().expect_err("no room for it");
+    let full = begin().expect_err("no room for it");
     assert!(matches!(full, ObjectError::Vault(VaultError::Io { .. })), "{full}");
 }

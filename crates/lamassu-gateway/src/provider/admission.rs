@@ -162,38 +162,8 @@ impl From<Refused> for S3Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::log::lines::Lines;
     use crate::provider::bounded::SPAN;
-    use tracing::field::{Field, Visit};
-    use tracing::{Event, Metadata, Subscriber, span};
-
-    /// The lines of a log.
-    #[derive(Clone, Default)]
-    struct Lines(Arc<Mutex<Vec<String>>>);
-
-    impl Visit for Lines {
-        fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
-            if let Some(line) = self.0.lock().last_mut() {
-                *line += &format!("{field}={value:?} ");
-            }
-        }
-    }
-
-    impl Subscriber for Lines {
-        fn enabled(&self, _: &Metadata<'_>) -> bool {
-            true
-        }
-        fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
-            span::Id::from_u64(1)
-        }
-        fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
-        fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
-        fn event(&self, event: &Event<'_>) {
-            self.0.lock().push(String::new());
-            event.record(&mut self.clone());
-        }
-        fn enter(&self, _: &span::Id) {}
-        fn exit(&self, _: &span::Id) {}
-    }
 
     #[test]
     fn strangers_write_few_lines_and_leave_some_for_others() {

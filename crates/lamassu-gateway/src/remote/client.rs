@@ -7,7 +7,7 @@
 //! project's access proxy: they end before they change a name.
 
 use super::document::{Page, TAG_MAX};
-use super::error::{RemoteError, Result};
+use super::error::{RemoteError, Result, cut};
 use super::settings::Settings;
 use crate::work;
 use data_encoding::BASE64;
@@ -179,9 +179,9 @@ fn element<'a>(document: &'a str, name: &str) -> Option<&'a str> {
 
 /// The meaning of a status other than success, and its document. `is_head`: an answer to HEAD, which has no document.
 fn fault(status: u16, document: &str, what: &str, is_head: bool) -> RemoteError {
-    let code = element(document, "Code").unwrap_or_default();
+    let code = cut(element(document, "Code").unwrap_or_default());
     let text = || match element(document, "Message") {
-        Some(message) => format!("{what}: {status} {code}: {message}"),
+        Some(message) => format!("{what}: {status} {code}: {}", cut(message)),
         None => format!("{what}: {status} {code}"),
     };
     match (status, code) {
@@ -207,6 +207,11 @@ fn fault(status: u16, document: &str, what: &str, is_head: bool) -> RemoteError 
         (408 | 429 | 500..=599, _) | (_, "RequestTimeout" | "SlowDown" | "InternalError") => RemoteError::Busy(text()),
         _ => RemoteError::Answer(text()),
     }
+}
+
+/// The error of a document that cannot be parsed. The parser's text may repeat much of it.
+fn not_understood(what: &str, why: &str) -> RemoteError {
+    RemoteError::Answer(format!("{what}: {}", cut(why)))
 }
 
 /// The error of a HEAD whose answer is not understood: that answer has no document, so `again` asks for one by another
@@ -450,7 +455,7 @@ impl Client {
             RemoteError::Missing(text) | RemoteError::Changed(text) => RemoteError::Answer(text),
             error => error,
         })?;
-        Page::parse(&answer.body).map_err(|what| RemoteError::Answer(format!("ListObjectsV2: {what}")))
+        Page::parse(&answer.body).map_err(|why| not_understood("ListObjectsV2", &why))
     }
 
     /// All pages of names, as [`Client::list`] returns them. A provider could list without end, so the listing stops
@@ -488,7 +493,7 @@ impl Client {
         let sign = || Self::signed(&action, Method::POST, headers.clone());
         let answer = self.send("CreateMultipartUpload", sign, Some(&[]))?;
         let parsed = CreateMultipartUpload::parse_response(&answer.body);
-        let parsed = parsed.map_err(|error| RemoteError::Answer(format!("CreateMultipartUpload: {error}")))?;
+        let parsed = parsed.map_err(|error| not_understood("CreateMultipartUpload", &error.to_string()))?;
         Ok(parsed.upload_id().into())
     }
 

@@ -92,6 +92,14 @@ pub enum RemoteError {
 /// The result of a call.
 pub type Result<T, E = RemoteError> = std::result::Result<T, E>;
 
+/// Most of a provider's text in an error or in a line of the log, in bytes.
+const TEXT_MAX: usize = 300;
+
+/// The beginning of a text that the provider has chosen: it may be long, and many errors may be kept at once.
+pub(super) fn cut(text: &str) -> &str {
+    &text[..text.floor_char_boundary(TEXT_MAX)]
+}
+
 impl From<NoLonger> for RemoteError {
     fn from(_: NoLonger) -> RemoteError {
         RemoteError::NoLonger

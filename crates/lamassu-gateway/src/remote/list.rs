@@ -6,7 +6,7 @@
 //! names.
 
 use super::document::Listed;
-use super::error::{RemoteError, Result};
+use super::error::{RemoteError, Result, cut};
 use super::objects::{shown, shown_at};
 use super::{Remote, at_once};
 use crate::objects::attrs::Shown;
@@ -22,8 +22,6 @@ use std::time::{Duration, Instant};
 const KEPT: Duration = Duration::from_secs(60);
 /// Memory of an entry besides its texts, in bytes.
 const ENTRY: usize = 64;
-/// Length of a provider's name in the log, in characters.
-const NAME_SHOWN: usize = 200;
 /// Most bytes of changes that are recorded during a listing: with more, the listing serves only one page.
 const CHANGES_MAX: usize = 4 << 20;
 /// Number of kept listings.
@@ -263,7 +261,7 @@ impl Remote {
             for (name, stored) in keys.chain(page.prefixes.into_iter().map(|prefix| (prefix, None))) {
                 let Some(key) = opener.key(&name) else {
                     if name != marker {
-                        let name: String = name.chars().take(NAME_SHOWN).collect();
+                        let name = cut(&name);
                         tracing::warn!(name, "an object in the bucket is no object of the vault's: it is not listed");
                     }
                     continue;

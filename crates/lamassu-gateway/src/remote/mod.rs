@@ -254,11 +254,12 @@ impl Remote {
     /// Makes a bucket.
     ///
     /// # Errors
-    /// [`Refusal::BucketExists`]; those of the provider.
+    /// [`Refusal::BucketExists`], [`RemoteError::GivenUp`]; those of the provider.
     pub fn make_bucket(&self, bucket: &str) -> Result<()> {
         self.writable()?;
         let place = self.marker(bucket);
         let _alone = self.alone_with(&place);
+        work::wanted(RemoteError::GivenUp)?;
         match self.client.head(&self.name(&place)) {
             Ok(_) => return Err(Refusal::BucketExists.into()),
             Err(RemoteError::Missing(_)) => {}

@@ -27,8 +27,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 const UPLOADS: &str = "lamassu.uploads";
 /// An upload's record.
 const RECORD: &str = "upload";
-/// Number of records that a listing holds in memory at once.
-const RECORDS_MAX: usize = 256;
+/// Number of records, or of errors in their place, that are in memory at once.
+pub(super) const RECORDS_MAX: usize = 256;
 /// The end of names that have others below them.
 const SLASH: char = '/';
 
@@ -46,6 +46,40 @@ pub struct Part {
 impl AsRef<Shown> for Part {
     fn as_ref(&self) -> &Shown {
         &self.shown
+    }
+}
+
+/// Tells whether a sweep goes on; otherwise its error ends it.
+type GoOn<'a> = dyn Fn() -> Result<()> + Sync + 'a;
+
+/// What a sweep has done.
+#[derive(Default)]
+struct Sweep {
+    removed: u64,
+    /// buckets whose uploads cannot be listed
+    unsearched: Failures,
+    /// uploads whose records cannot be read
+    unread: Failures,
+}
+
+/// Failures, of which a provider may cause any number: they are counted, and the first one is kept, with its place.
+#[derive(Default)]
+struct Failures {
+    count: u64,
+    first: Option<(String, RemoteError)>,
+}
+
+impl Failures {
+    fn add(&mut self, place: String, error: RemoteError) {
+        self.count += 1;
+        self.first.get_or_insert((place, error));
+    }
+
+    /// Logs all of them in one line.
+    fn tell(&self, what: &str) {
+        if let Failures { count, first: Some((place, error)) } = self {
+            tracing::warn!(%error, place, count, "{what}; this is the first error");
+        }
     }
 }
 
@@ -271,12 +305,15 @@ impl Remote {
     }
 
     /// The same, until `go_on` fails; returns the number of objects.
-    fn remove_parts_while(&self, place: &str, go_on: &dyn Fn() -> Result<()>) -> Result<u64> {
+    fn remove_parts_while(&self, place: &str, go_on: &GoOn<'_>) -> Result<u64> {
+        let remove = |name: &String| {
+            go_on()?;
+            self.client.delete(&self.name(&format!("{place}/{name}")))
+        };
         let mut removed = 0;
         self.below(place, &mut |names| {
             go_on()?;
-            at_once(&names, |name| self.client.delete(&self.name(&format!("{place}/{name}"))))?;
-            removed += names.len() as u64;
+            removed += at_once(&names, remove)?.len() as u64;
             Ok(())
         })?;
         Ok(removed)
@@ -295,55 +332,55 @@ impl Remote {
         })
     }
 
-    /// Removes parts of ended uploads. A bucket whose uploads cannot be searched is logged and skipped, and so is an
-    /// upload whose record cannot be read.
+    /// Removes parts of ended uploads. A bucket whose uploads cannot be searched is skipped, and so is an upload whose
+    /// record cannot be read: the first of each is logged.
     ///
     /// # Errors
     /// Those of the provider that prevent the whole sweep.
     pub fn sweep(&self, stopping: &AtomicBool) -> Result<Swept> {
         let go_on = || if stopping.load(Ordering::Relaxed) { Err(RemoteError::GivenUp) } else { Ok(()) };
-        let mut swept = Swept::default();
-        self.dirs_below(UPLOADS, &mut |buckets| {
+        let mut sweep = Sweep::default();
+        let searched = self.dirs_below(UPLOADS, &mut |buckets| {
             go_on()?;
-            for bucket in buckets {
-                match self.sweep_uploads_in(&format!("{UPLOADS}/{bucket}"), &go_on, &mut swept) {
-                    Err(error) if !stopping.load(Ordering::Relaxed) => {
-                        swept.left_out += 1;
-                        tracing::warn!(%error, bucket, "uploads of a bucket were not searched for what a crash has left");
-                    }
+            // A provider may list any other names. Those of buckets it cannot make up.
+            for bucket in buckets.iter().filter(|bucket| self.files.top().open(bucket).is_some()) {
+                let dir = format!("{UPLOADS}/{bucket}");
+                match self.sweep_uploads_in(&dir, &go_on, &mut sweep) {
+                    Err(error) if !stopping.load(Ordering::Relaxed) => sweep.unsearched.add(dir, error),
                     searched => searched?,
                 }
             }
             Ok(())
-        })?;
-        Ok(swept)
+        });
+        let Sweep { removed, unsearched, unread } = sweep;
+        unsearched.tell("uploads of buckets were not searched for what a crash has left");
+        unread.tell("uploads are kept whose records cannot be read");
+        searched.map(|()| Swept { removed, left_out: unsearched.count + unread.count })
     }
 
-    fn sweep_uploads_in(&self, dir: &str, go_on: &dyn Fn() -> Result<()>, swept: &mut Swept) -> Result<()> {
-        let has_ended = |id: &String| match self.has_ended(&format!("{dir}/{id}")) {
-            Err(error @ (RemoteError::Damaged(_) | RemoteError::Answer(_))) => Ok(Err(error)),
-            ended => ended.map(Ok),
-        };
-        let mut unread: Option<(u64, RemoteError)> = None;
-        let searched = self.ids_in(dir, &mut |ids| {
+    fn sweep_uploads_in(&self, dir: &str, go_on: &GoOn<'_>, sweep: &mut Sweep) -> Result<()> {
+        let has_ended = |id: &String| {
             go_on()?;
-            // Ids do not come back: an upload without its record has ended.
-            for (id, has_ended) in ids.iter().zip(at_once(ids, has_ended)?) {
-                go_on()?;
-                match has_ended {
-                    Ok(true) => swept.removed += self.remove_parts_while(&format!("{dir}/{id}"), go_on)?,
-                    Ok(false) => {}
-                    Err(error) => unread.get_or_insert((0, error)).0 += 1,
+            match self.has_ended(&format!("{dir}/{id}")) {
+                Err(error @ (RemoteError::Damaged(_) | RemoteError::Answer(_))) => Ok(Err(error)),
+                ended => ended.map(Ok),
+            }
+        };
+        self.ids_in(dir, &mut |ids| {
+            go_on()?;
+            for some in ids.chunks(RECORDS_MAX) {
+                // Ids do not come back: an upload without its record has ended.
+                for (id, has_ended) in some.iter().zip(at_once(some, has_ended)?) {
+                    let place = format!("{dir}/{id}");
+                    match has_ended {
+                        Ok(true) => sweep.removed += self.remove_parts_while(&place, go_on)?,
+                        Ok(false) => {}
+                        Err(error) => sweep.unread.add(place, error),
+                    }
                 }
             }
             Ok(())
-        });
-        // One line, since a provider may list any number of them.
-        if let Some((unread, error)) = unread {
-            swept.left_out += unread;
-            tracing::warn!(%error, dir, unread, "uploads are kept whose records cannot be read; this is the first error");
-        }
-        searched
+        })
     }
 
     /// Whether an upload's record is missing. An answer to HEAD does not tell that from a proxy's error.

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::limits::{Limits, Tenant};
+use crate::log::lines::Lines;
 use crate::objects::attrs::{Attrs, Given};
 use crate::objects::{Guard, Swept, Upload};
 use crate::work;
@@ -58,11 +59,18 @@ struct Asked {
 /// Tells of the first request of this method and name, and holds it.
 type Stall = (&'static str, String, Sender<()>, Receiver<()>);
 
+/// Status, headers, body.
+type Answer = (u16, String, Vec<u8>);
+
+/// What a provider answers in place of what is right; `None`: it answers that.
+type Cheat = Arc<dyn Fn(&Asked) -> Option<Answer> + Send + Sync>;
+
 /// A provider with one bucket.
 #[derive(Default)]
 struct Cloud {
     objects: Mutex<BTreeMap<String, Stored>>,
     stall: Mutex<Option<Stall>>,
+    cheat: Mutex<Option<Cheat>>,
     puts: AtomicUsize,
 }
 
@@ -108,7 +116,9 @@ impl Cloud {
                 stand.send(()).expect("it is waited for");
                 let _ = goes_on.recv();
             }
-            let (status, headers, body) = self.answer(&asked);
+            let cheat = self.cheat.lock().clone();
+            let answer = cheat.and_then(|cheat| cheat(&asked));
+            let (status, headers, body) = answer.unwrap_or_else(|| self.answer(&asked));
             let length = match asked.method.as_str() {
                 // That of what GET would answer, which is among the headers.
                 "HEAD" => String::new(),
@@ -121,8 +131,7 @@ impl Cloud {
         }
     }
 
-    /// Status, headers, body.
-    fn answer(&self, asked: &Asked) -> (u16, String, Vec<u8>) {
+    fn answer(&self, asked: &Asked) -> Answer {
         let mut objects = self.objects.lock();
         let etag = || format!("etag-{}", self.puts.fetch_add(1, Ordering::Relaxed));
         let missing = || (404, String::new(), b"<Error><Code>NoSuchKey</Code></Error>".to_vec());
@@ -181,10 +190,13 @@ fn listing(objects: &BTreeMap<String, Stored>, query: &HashMap<String, String>) 
             }
         }
     }
-    for prefix in prefixes {
-        let _ = write!(text, "<CommonPrefixes><Prefix>{prefix}</Prefix></CommonPrefixes>");
-    }
+    prefixes.into_iter().for_each(|prefix| text += &group(&prefix));
     text + "</ListBucketResult>"
+}
+
+/// A name in a listing that stands for all below it.
+fn group(prefix: &str) -> String {
+    format!("<CommonPrefixes><Prefix>{prefix}</Prefix></CommonPrefixes>")
 }
 
 fn read(stream: &mut BufReader<TcpStream>) -> Option<Asked> {
@@ -339,4 +351,114 @@ fn what_an_upload_has_left_is_removed_whatever_other_records_are() {
     assert_eq!(swept, Swept { removed: 1, left_out: 1 });
     assert_eq!([&live, &damaged, &ended].map(|id| cloud.has(&name(id, "00001"))), [true, true, false]);
     assert!(remote.find_upload("b", "k", &live).is_ok());
+}
+
+/// It was made again and removed meanwhile.
+#[test]
+fn a_bucket_is_not_made_without_a_client() {
+    let (cloud, remote) = Cloud::start();
+    let marker = remote.marker("new");
+    let runtime = tokio::runtime::Runtime::new().expect("threads");
+    let _entered = runtime.enter();
+    let tenant = Arc::new(Tenant::new("t", Limits::default()));
+    let turn = Arc::new(tenant.begin("u").expect("the first request"));
+    let held = remote.alone_with(&marker);
+    let (making, (tell, ends)) = (remote.clone(), channel());
+    let work = work::spawn(turn, None, move || tell.send(making.make_bucket("new")).expect("it is waited for"));
+    while remote.keys.users_of(&marker) < 2 {
+        std::thread::yield_now();
+    }
+    drop((work, held));
+    let ended = ends.recv().expect("it ends");
+    assert!(matches!(ended, Err(RemoteError::GivenUp)) && !cloud.has(&marker), "{ended:?}");
+    remote.make_bucket("new").expect("a client waits for it");
+    assert!(cloud.has(&marker));
+}
+
+fn refused(code: &str, message: &str) -> Answer {
+    let status = if code == "NoSuchKey" { 404 } else { 400 };
+    (status, String::new(), format!("<Error><Code>{code}</Code><Message>{message}</Message></Error>").into_bytes())
+}
+
+/// A provider that lists these buckets of uploads, and in the first one many more uploads than are looked at together.
+/// It says nothing good of them and of the other buckets, at length; but the first upload has ended. `asked` gets each
+/// request for a record, and for parts.
+fn lists_many(remote: &Remote, buckets: &[String], asked: impl Fn(bool) + Send + Sync + 'static) -> Cheat {
+    let page = |groups: Vec<String>| {
+        let groups: String = groups.iter().map(|name| group(&format!("{name}/"))).collect();
+        (200, String::new(), format!("<ListBucketResult>{groups}</ListBucketResult>").into_bytes())
+    };
+    let uploads = "lamassu.uploads/";
+    let dir = format!("{uploads}{}/", remote.files.top().seal(b"b"));
+    let all = page(buckets.iter().map(|bucket| format!("{uploads}{bucket}")).collect());
+    let ids = page((0..MANY).map(|id| format!("{dir}{id:032x}")).collect());
+    let ended = format!("{dir}{:032x}/", 0);
+    Arc::new(move |request| {
+        let prefix = request.query.get("prefix").map(String::as_str);
+        Some(match (request.name.as_str(), prefix) {
+            ("", Some(prefix)) if prefix == uploads => all.clone(),
+            ("", Some(prefix)) if prefix == dir => ids.clone(),
+            ("", Some(prefix)) if prefix == ended => {
+                asked(false);
+                page(Vec::new())
+            }
+            (name, None) if name.starts_with(&dir) => {
+                asked(true);
+                refused(if name.starts_with(&ended) { "NoSuchKey" } else { "Made up" }, &"text".repeat(10_000))
+            }
+            _ => refused("Made up", &"text".repeat(10_000)),
+        })
+    })
+}
+
+/// Uploads on one page.
+const MANY: usize = 1000;
+
+/// However many uploads a page has, few errors are in memory at once. However many failures there are, and names of no
+/// bucket, the log has a line for each kind.
+#[test]
+fn a_sweep_goes_through_a_long_page_in_pieces_and_logs_little() {
+    let (cloud, remote) = Cloud::start();
+    let seal = |name: &str| remote.files.top().seal(name.as_bytes());
+    let mut buckets = vec![seal("b")];
+    buckets.extend((0..50).map(|n| "x".repeat(n + 1)));
+    buckets.extend((0..50).map(|n| seal(&format!("other-{n}"))));
+    // Requests for records before the first one for parts, and in all.
+    let counts = Arc::new(Mutex::new((None, 0)));
+    let counted = counts.clone();
+    *cloud.cheat.lock() = Some(lists_many(&remote, &buckets, move |is_record| {
+        let (before_parts, records) = &mut *counted.lock();
+        match is_record {
+            true => *records += 1,
+            false => _ = before_parts.get_or_insert(*records),
+        }
+    }));
+    let lines = Lines::default();
+    let sweep = || remote.sweep(&AtomicBool::new(false)).expect("searches");
+    let swept = tracing::subscriber::with_default(lines.clone(), sweep);
+    assert_eq!(swept, Swept { removed: 0, left_out: MANY as u64 - 1 + 50 });
+    assert_eq!(*counts.lock(), (Some(multipart::RECORDS_MAX), MANY));
+    let lines = lines.0.lock();
+    let has = |text: &str| lines.iter().filter(|line| line.contains(text)).count();
+    assert_eq!((has("count=999 "), has("count=50 "), lines.len()), (1, 1, 2), "{lines:?}");
+    assert!(lines.iter().all(|line| line.len() < 1000), "{lines:?}");
+}
+
+/// Also in the middle of a page.
+#[test]
+fn a_sweep_ends_when_the_gateway_stops() {
+    const ASKED: usize = 5;
+    let (cloud, remote) = Cloud::start();
+    let (stopping, asked) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+    let (stop, counted) = (stopping.clone(), asked.clone());
+    let buckets = [remote.files.top().seal(b"b")];
+    *cloud.cheat.lock() = Some(lists_many(&remote, &buckets, move |_| {
+        if counted.fetch_add(1, Ordering::SeqCst) + 1 == ASKED {
+            stop.store(true, Ordering::SeqCst);
+        }
+    }));
+    let ended = remote.sweep(&stopping);
+    assert!(matches!(ended, Err(RemoteError::GivenUp)), "{ended:?}");
+    let asked = asked.load(Ordering::SeqCst);
+    assert!(asked <= ASKED + AT_ONCE, "{asked}");
 }

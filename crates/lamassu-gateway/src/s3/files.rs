@@ -174,7 +174,7 @@ impl Store for Objects {
             tries += 1;
             match copied {
                 // The copy was to replace its source, which is another object by now.
-                Err(ObjectError::Vault(VaultError::Stale)) if tries < COPY_TRIES && !key.is_dir() => {}
+                Err(ObjectError::Vault(VaultError::Stale)) if tries < COPY_TRIES && work::is_wanted() => {}
                 copied => return Ok(Shown { attrs, size: source.shown.size, mtime: copied?.mtime }),
             }
         }

@@ -508,7 +508,7 @@ fn a_bucket_whose_uploads_cannot_be_listed_keeps_no_other_from_being_swept() {
     let left = lab.python(&format!("{tell}print(tell('names/').count('/0000'), tell('names/').count('/upload'))"));
     // Those of its first upload were removed before the listing was known to be wrong.
     assert_eq!(left.trim(), "3 1");
-    for said in ["uploads of a bucket were not searched", "but not where it was not searched"] {
+    for said in ["uploads of buckets were not searched", "but not where it was not searched"] {
         assert!(lab.log().contains(said), "{said}: {}", lab.log());
     }
     lab.python(&format!("{tell}tell('cheat/')"));

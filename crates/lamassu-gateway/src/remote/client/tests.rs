@@ -37,6 +37,19 @@ fn answers_mean_what_they_say() {
     assert!(matches!(fault(404, "<html>Not Found</html>", "", false), RemoteError::Answer(_)));
 }
 
+/// Errors of many answers may be in memory at once.
+#[test]
+fn little_of_what_a_provider_says_is_in_an_error() {
+    let said = |text: &str| format!("<Error><Code>{text}</Code><Message>{text}</Message></Error>");
+    for text in ["m", "\u{fc}", "\u{1f980}"] {
+        let error = fault(400, &said(&text.repeat(20_000)), "Get", false).to_string();
+        assert!(error.contains(&text.repeat(70)) && error.len() < 1000, "{error}");
+        let document = format!("<ListBucketResult><{0}></ListBucketResult>", text.repeat(20_000));
+        let error = Page::parse(document.as_bytes()).map(drop).expect_err("it is no document");
+        assert!(not_understood("List", &error).to_string().len() < 1000, "{error}");
+    }
+}
+
 #[test]
 fn a_tag_has_a_length_that_can_be() {
     for (etag, is_good) in [(None, false), (Some(0), false), (Some(TAG_MAX), true), (Some(TAG_MAX + 1), false)] {
