@@ -200,12 +200,12 @@ impl Layer {
 
     /// Whether one of these objects, or a directory on the way to it, has an entry that no barrier up to `mark` covers.
     pub fn is_any_late(&self, objects: &HashSet<ObjectId>, mark: EntryMark) -> bool {
-        !self.held_back(mark).is_disjoint(objects)
+        !self.held_back(mark, Some(objects)).is_disjoint(objects)
     }
 
     /// Whether the store has not made an entry of one of these objects yet, or of a directory on the way to them.
     pub fn awaits_any_of(&self, objects: &HashSet<ObjectId>) -> bool {
-        self.is_any_late(objects, EntryMark(UNDER_WAY - 1))
+        !self.held_back(EntryMark(UNDER_WAY - 1), None).is_disjoint(objects)
     }
 
     /// Whether the store has carried out changes of names that no barrier up to `mark` covers.
@@ -237,9 +237,13 @@ impl Layer {
         self.objects.iter().filter_map(is_meant).collect()
     }
 
-    /// The number of queued entries that name an object.
-    pub fn names_of(&self, object: ObjectId) -> usize {
-        self.entries.values().filter(|queued| queued.object == object && queued.value.is_some()).count()
+    /// Whether a queued entry in another directory than `dir` names one of these objects, which is not `dir` itself.
+    pub fn are_named_beside(&self, objects: &HashSet<ObjectId>, dir: ObjectId) -> bool {
+        let is_beside = |(place, queued): (&EntryPlace, &QueuedEntry)| {
+            let is_asked = queued.object != dir && objects.contains(&queued.object);
+            is_asked && place.dir != dir && queued.value.is_some()
+        };
+        self.entries.iter().any(is_beside)
     }
 
     /// Takes out what a commit may make durable, as a layer of its own. Also returns the objects whose rows stay
@@ -249,7 +253,7 @@ impl Layer {
             Scope::AllBut(_) => None,
             Scope::Objects(objects) => Some(self.with_ways_to(objects.iter().copied())),
         };
-        let late = self.held_back(mark);
+        let late = self.held_back(mark, wanted.as_ref());
         let is_excluded = |object: &ObjectId| matches!(scope, Scope::AllBut(but) if but.contains(object));
         let is_wanted =
             |object: &ObjectId| !is_excluded(object) && wanted.as_ref().is_none_or(|wanted| wanted.contains(object));
@@ -292,11 +296,12 @@ impl Layer {
         commit.held.extend(self.held.extract_if(.., |(of, _), _| *of == object));
     }
 
-    /// Objects that no commit may take yet: their rows count entries that no barrier covers, or entries of directories
-    /// among them. So an entry is durable only with its directory, and whoever commits an object has made everything on
-    /// the way to it durable, or is told. A removed directory waits for the objects of the entries that were removed
-    /// from it: while one of these is there, its removal cannot be carried out.
-    fn held_back(&self, mark: EntryMark) -> HashSet<ObjectId> {
+    /// Objects that a commit may not take yet, which takes nothing but these `wanted` ones if it names them: their rows
+    /// count entries that no barrier covers, or entries of directories among them. So an entry is durable only with its
+    /// directory, and whoever commits an object has made everything on the way to it durable, or is told. A removed
+    /// directory waits for the objects of the entries that were removed from it: while one of these is there, its
+    /// removal cannot be carried out.
+    fn held_back(&self, mark: EntryMark, wanted: Option<&HashSet<ObjectId>>) -> HashSet<ObjectId> {
         let (mut late, mut dirs) = (HashSet::new(), Vec::new());
         let mut note = |queued: &QueuedEntry, dirs: &mut Vec<ObjectId>| {
             let is_dir = queued.value.is_some_and(|entry| entry.kind == ObjectKind::Dir);
@@ -309,18 +314,20 @@ impl Layer {
             let in_it = self.queued_in(dir).filter(|(_, queued)| queued.value.is_some());
             in_it.for_each(|(_, queued)| note(queued, &mut dirs));
         }
-        if !late.is_empty() {
-            self.hold_back_removed_dirs(&mut late);
+        if !late.is_empty() || wanted.is_some() {
+            self.hold_back_removed_dirs(&mut late, wanted);
         }
         late
     }
 
-    fn hold_back_removed_dirs(&self, late: &mut HashSet<ObjectId>) {
+    fn hold_back_removed_dirs(&self, late: &mut HashSet<ObjectId>, wanted: Option<&HashSet<ObjectId>>) {
         let is_gone = |dir: &ObjectId| matches!(self.objects.get(dir), Some(None));
+        let is_left = |object: &ObjectId| wanted.is_some_and(|wanted| !wanted.contains(object));
         let mut removed_from: HashMap<ObjectId, Vec<ObjectId>> = HashMap::new();
         for (place, queued) in self.entries.iter().filter(|(_, queued)| queued.value.is_none()) {
             if is_gone(&place.dir) {
                 removed_from.entry(queued.object).or_default().push(place.dir);
+                late.extend(Some(place.dir).filter(|_| is_left(&queued.object)));
             }
         }
         let mut left: Vec<_> = late.iter().copied().collect();

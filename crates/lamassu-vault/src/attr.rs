@@ -20,7 +20,7 @@ use lamassu_format::header::NameMode;
 use lamassu_format::name::NAME_LEN_MAX;
 use lamassu_store::backend::Stat;
 use lamassu_store::{BackendEntry, BackendFile, File, StoreError};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ffi::OsStr;
 use std::sync::Arc;
 
@@ -84,7 +84,12 @@ impl Vault {
             Kind::Symlink => self.link_size(ino, dir, stored, st)?,
             Kind::Dir | Kind::Fifo | Kind::Socket | Kind::CharDevice | Kind::BlockDevice => st.len,
         };
-        Ok(over_row(self.attr(ino, st, size), row))
+        let attr = over_row(self.attr(ino, st, size), row);
+        if attr.kind == Kind::Dir {
+            let Attr { mode, uid, gid, .. } = attr;
+            self.nodes.lock().note_shown(ino, Stat { mode, uid, gid, ..*st });
+        }
+        Ok(attr)
     }
 
     /// If it cannot be known: a guess, or in an anchored vault an error.
@@ -185,20 +190,27 @@ impl Vault {
     /// [`VaultError::Unsupported`] for the mode of a symbolic link; [`VaultError::IsDirectory`] or
     /// [`VaultError::Invalid`] for the size of an entry that is not a file; those of the store.
     pub fn setattr(&self, ino: Ino, handle: Option<HandleId>, set: &SetAttr) -> Result<Attr> {
-        let first = || self.with_room(|| self.setattr_once(ino, handle, set));
-        // The size has been changed by then, and somebody may have written since.
-        let again = || self.with_room(|| self.setattr_once(ino, handle, &SetAttr { size: None, ..*set }));
-        let done = self.with_names(ino, first, again);
+        // Changed once: where the rest is repeated, somebody may have written since.
+        let size = Cell::new(set.size);
+        let once = || self.with_room(|| self.setattr_once(ino, handle, set, &size));
+        let done = self.with_names(ino, once, once);
         if set.size.is_some() {
             self.room.gained();
         }
         done
     }
 
-    fn setattr_once(&self, ino: Ino, handle: Option<HandleId>, set: &SetAttr) -> Result<Attr> {
+    fn setattr_once(
+        &self,
+        ino: Ino,
+        handle: Option<HandleId>,
+        set: &SetAttr,
+        size: &Cell<Option<u64>>,
+    ) -> Result<Attr> {
         let _pass = self.change_recorded()?;
-        if let Some(size) = set.size {
-            self.set_size(ino, handle, size)?;
+        if let Some(new) = size.get() {
+            self.set_size(ino, handle, new, set)?;
+            size.take();
         }
         let _tree = self.tree.read();
         let (target, st) = self.target_to_change(ino, set.by)?;
@@ -213,22 +225,37 @@ impl Vault {
         }
         if set.atime.is_some() || set.mtime.is_some() {
             let keep = SetTime::Keep;
-            self.must_be_under_its_names(ino, &target, Asks::Content)?;
             target.set_times(set.atime.unwrap_or(keep), set.mtime.unwrap_or(keep))?;
         }
         self.getattr_locked(ino)
     }
 
+    /// Refuses what would be refused after the size was changed: else a program that is shortened would keep its set-id
+    /// bits, which are cleared in the same call. The file is open: a takeover that was cut off is complete.
+    fn may_set(&self, ino: Ino, set: &SetAttr) -> Result<()> {
+        if (SetAttr { size: None, by: None, ..*set }) == SetAttr::default() {
+            return Ok(());
+        }
+        let _tree = self.tree.read();
+        let (target, _) = self.target_to_change(ino, set.by)?;
+        if set.uid.is_some() || set.gid.is_some() {
+            self.may_set_owner(ino, &target)?;
+        }
+        set.mode.map_or(Ok(()), |mode| self.may_set_mode(ino, &target, mode & 0o7777))
+    }
+
     /// chmod of a target, reported to the anchor.
     pub(crate) fn set_mode(&self, ino: Ino, target: &Target, mode: u32) -> Result<()> {
-        self.refuse_stale_root(target)?;
-        self.must_be_under_its_names(ino, target, Asks::to_set(mode))?;
-        if mode & libc::S_ISGID != 0 {
-            self.must_have_its_group(ino, target)?;
-        }
+        self.may_set_mode(ino, target, mode)?;
         let kind = self.nodes.lock().kind(ino).unwrap_or(Kind::File);
         let step = || target.set_mode(self.mode_in_store(kind, mode)).map_err(io("set the mode"));
         self.change_mode(ino, step, |row| row.mode = mode)
+    }
+
+    fn may_set_mode(&self, ino: Ino, target: &Target, mode: u32) -> Result<()> {
+        self.refuse_stale_root(target)?;
+        self.must_be_under_its_names(ino, target, Asks::to_set(mode))?;
+        if mode & libc::S_ISGID == 0 { Ok(()) } else { self.must_have_its_group(ino, target) }
     }
 
     /// The mode that an entry gets in the store. Where hosts share a vault, the set-id bits of a file are in its row
@@ -240,9 +267,7 @@ impl Vault {
 
     /// The same for chown; `None` leaves a value. As on every file system, a change of owner clears set-id bits.
     fn set_owner(&self, ino: Ino, target: &Target, kind: Kind, (uid, gid): (Option<u32>, Option<u32>)) -> Result<()> {
-        self.refuse_stale_root(target)?;
-        self.must_be_under_its_names(ino, target, Asks::Owner)?;
-        self.must_have_its_content(ino, target)?;
+        self.may_set_owner(ino, target)?;
         let step = || target.set_owner(uid, gid).map_err(io("set the owner"));
         self.change_mode(ino, step, |row| {
             (row.uid, row.gid) = (uid.unwrap_or(row.uid), gid.unwrap_or(row.gid));
@@ -253,12 +278,19 @@ impl Vault {
         })
     }
 
+    fn may_set_owner(&self, ino: Ino, target: &Target) -> Result<()> {
+        self.refuse_stale_root(target)?;
+        self.must_be_under_its_names(ino, target, Asks::Owner)?;
+        self.must_have_its_content(ino, target)
+    }
+
     /// Attributes that are not the newest must not be changed: the change would make them the newest.
     fn refuse_stale_root(&self, target: &Target) -> Result<()> {
         if matches!(target, Target::Root(..)) { self.verify_root_permissions() } else { Ok(()) }
     }
 
-    fn set_size(&self, ino: Ino, handle: Option<HandleId>, size: u64) -> Result<()> {
+    /// `set`: what is set after it.
+    fn set_size(&self, ino: Ino, handle: Option<HandleId>, size: u64, set: &SetAttr) -> Result<()> {
         let through = match handle {
             Some(h) => {
                 let (open, access) = self.file_of(h)?;
@@ -270,6 +302,7 @@ impl Vault {
             if size == 0 {
                 self.must_be_its_own_to_empty(&open)?;
             }
+            self.may_set(ino, set)?;
             let done = open.file().truncate(size);
             open.touched(self.now());
             return Ok(done?);
@@ -281,10 +314,13 @@ impl Vault {
             None => return Err(VaultError::Stale),
         }
         let open = self.acquire_to_change(ino, size == 0)?;
-        let done = open.file().truncate(size).and_then(|()| open.file().flush());
-        open.touched(self.now());
+        let done = self.may_set(ino, set).and_then(|()| {
+            let done = open.file().truncate(size).and_then(|()| open.file().flush());
+            open.touched(self.now());
+            Ok(done?)
+        });
         self.unhold(&open);
-        Ok(done?)
+        done
     }
 
     /// statfs: the store's space in the store's units, less the share that pages take, so that all of the free space

@@ -304,7 +304,7 @@ impl Vault {
             if self.anchored.is_some() {
                 let name = stored.name.clone();
                 let dataset = Some(temp.clone());
-                let departing = Departing { dir: dir.clone(), stored, st, rest: None, is_last: false, dataset };
+                let departing = Departing { dir: dir.clone(), stored, st, rest: None, object, is_last: false, dataset };
                 let is_last = self.depart(departing)?;
                 self.entry_gone(&dir, &name, &st, is_last, object);
                 self.shut.0.lock().pop(&id);

@@ -3,7 +3,7 @@
 
 use crate::error::{io, is_not_found};
 use crate::event::IntegrityKind;
-use crate::inode::{DEPTH_MAX, Link, NodeTable, StoreId};
+use crate::inode::{DEPTH_MAX, Elsewhere, Link, NodeTable, StoreId};
 use crate::names::{self, DirFault, Names, StoredName};
 use crate::record;
 use crate::stored::lending;
@@ -116,13 +116,23 @@ impl Vault {
                 false => io("open a directory")(e),
             })?;
             let st = handle.stat().map_err(io("stat a directory"))?;
-            if !id.is_of(&st) && !self.is_elsewhere(ino, &dir, &link.name, &st)? {
+            if !id.is_of(&st) && self.elsewhere(ino, &dir, &link.name, &st)? != Elsewhere::Follows {
                 return Err(self.gone(&link, object));
             }
             dir = Dir::new(ino, st.dev, object, handle);
             self.dirs.put(&dir);
         }
         Ok(dir)
+    }
+
+    /// The same for a call that looks for a name in it, changes one, or gives it a new one: there is none in a directory
+    /// that was removed, and none is made there. (A kernel passes such calls on if another host has removed what is
+    /// open here.)
+    pub(crate) fn dir_of_names(&self, ino: Ino) -> Result<Arc<Dir>> {
+        match self.dir(ino) {
+            Err(VaultError::Stale) if self.nodes.lock().is_removed_dir(ino) => Err(VaultError::NotFound),
+            opened => opened,
+        }
     }
 
     /// How names are kept in `dir`; reads its record the first time.
@@ -173,9 +183,9 @@ impl Vault {
         ino != ROOT && self.nodes.lock().first_link(ino).is_none()
     }
 
-    /// Whether `ino` is a directory that was removed through the vault, while a front-end refers to it.
+    /// Whether `ino` is a directory that was removed, while a front-end refers to it.
     pub(crate) fn is_removed_dir(&self, ino: Ino) -> bool {
-        self.has_left(ino) && self.nodes.lock().last_stat(ino).is_some_and(|st| st.kind == Kind::Dir)
+        self.has_left(ino) && self.nodes.lock().is_removed_dir(ino)
     }
 
     /// The profile of new entries of `dir`.

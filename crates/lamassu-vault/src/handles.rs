@@ -48,8 +48,13 @@ impl OpenFile {
     }
 
     pub fn upgrade(&self, file: File) {
-        *self.file.write() = Arc::new(file);
+        self.go_to(file);
         self.writable.store(true, Ordering::Release);
+    }
+
+    /// The inode of a file that is open for reading has got a copy in its place.
+    pub fn go_to(&self, file: File) {
+        *self.file.write() = Arc::new(file);
     }
 
     /// To be called after each change of content.

@@ -28,7 +28,7 @@ use std::ffi::{OsStr, OsString};
 use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-pub(crate) use turns::{Go, Leads, Met, Names};
+pub(crate) use turns::{Elsewhere, Go, Leads, Met, Names};
 
 /// Numbers from here on are given by this module.
 const ALTERNATIVE: u64 = 1 << 63;
@@ -144,13 +144,37 @@ struct Node {
     object: ObjectId,
     /// False for a zombie: the store's inode is gone, or will be when its last file is closed.
     live: bool,
-    /// The last stat, with no links, of a zombie that was removed through the vault.
+    /// Of a zombie: its object has lost its last name, on this host or another.
+    is_removed: bool,
+    /// The last stat of a zombie that was removed through the vault. Of a directory that other hosts may remove: the
+    /// one that was shown last.
     last: Option<Box<Stat>>,
     /// Another host has changed it since the kernel learnt of it.
     is_changed_elsewhere: bool,
     /// A turn has ended with the file open.
     is_left_open: bool,
     names: Names,
+}
+
+impl Node {
+    fn new(id: StoreId, kind: Kind, object: ObjectId, generation: u32) -> Self {
+        Node {
+            id,
+            kind,
+            links: Links::new(),
+            lookups: 0,
+            pins: 0,
+            generation,
+            size: None,
+            object,
+            live: true,
+            is_removed: false,
+            last: None,
+            is_changed_elsewhere: false,
+            is_left_open: false,
+            names: Names::Known,
+        }
+    }
 }
 
 /// The table from inode numbers to nodes.
@@ -177,21 +201,7 @@ impl NodeTable {
     }
 
     fn of_root(id: StoreId, by_hosts: bool) -> Self {
-        let node = Node {
-            id,
-            kind: Kind::Dir,
-            links: Links::new(),
-            lookups: 1,
-            pins: 0,
-            generation: 0,
-            size: None,
-            object: ObjectId::ROOT,
-            live: true,
-            last: None,
-            is_changed_elsewhere: false,
-            is_left_open: false,
-            names: Names::Known,
-        };
+        let node = Node { lookups: 1, ..Node::new(id, Kind::Dir, ObjectId::ROOT, 0) };
         NodeTable {
             nodes: HashMap::from([(ROOT, Box::new(node))]),
             by_store: HashMap::from([(id.number(), ROOT)]),
@@ -253,9 +263,15 @@ impl NodeTable {
         self.nodes.get(&ino).is_some_and(|n| n.lookups > 0)
     }
 
-    /// The last stat of a zombie.
+    /// The last stat of a zombie that was removed, with no links.
     pub fn last_stat(&self, ino: Ino) -> Option<Stat> {
-        self.nodes.get(&ino)?.last.as_deref().copied()
+        let last = self.nodes.get(&ino).filter(|node| node.is_removed)?.last.as_deref()?;
+        Some(Stat { nlink: 0, ..*last })
+    }
+
+    /// Whether it is a directory that was removed, and to which a front-end refers. No name is in it: it was empty.
+    pub fn is_removed_dir(&self, ino: Ino) -> bool {
+        self.nodes.get(&ino).is_some_and(|node| node.is_removed && node.kind == Kind::Dir)
     }
 
     pub fn links(&self, ino: Ino) -> Vec<Link> {
@@ -386,23 +402,7 @@ impl NodeTable {
     fn insert(&mut self, id: StoreId, kind: Kind, object: ObjectId) -> Ino {
         let own = id.dev == self.root_dev && id.ino > ROOT && id.ino < OWN_MAX && !self.nodes.contains_key(&id.ino);
         let ino = if own { id.ino } else { alternative() };
-        let generation = self.generation;
-        let node = Node {
-            id,
-            kind,
-            links: Links::new(),
-            lookups: 0,
-            pins: 0,
-            generation,
-            size: None,
-            object,
-            live: true,
-            last: None,
-            is_changed_elsewhere: false,
-            is_left_open: false,
-            names: Names::Known,
-        };
-        self.nodes.insert(ino, Box::new(node));
+        self.nodes.insert(ino, Box::new(Node::new(id, kind, object, self.generation)));
         if ino != id.ino {
             self.by_store.insert(id.number(), ino);
         }
@@ -447,7 +447,7 @@ impl NodeTable {
         let ino = self.node_of(object, StoreId::from(st))?;
         if last {
             if let Some(node) = self.nodes.get_mut(&ino) {
-                node.last = Some(Box::new(Stat { nlink: 0, ..*st }));
+                (node.is_removed, node.last) = (true, Some(Box::new(*st)));
             }
             self.bury(ino);
         } else {

@@ -5,6 +5,7 @@
 //! The anchor is asked for the names of each node: the node keeps those that still lead to it, and gets those that it
 //! was given meanwhile. A handle is opened again when it is used. A node without any name is gone with the turn in
 //! which it lost the last one, unless it is an open file that this host has removed or replaced ([`crate::nameless`]).
+//! A directory that another host has removed was empty, and stays so for those who have it ([`Vault::dir_of_names`]).
 //! A node that no commit has recorded is gone with a turn that is lost: another host may have given its number to
 //! something else.
 
@@ -268,7 +269,8 @@ impl Vault {
         if let Some(anchored) = &self.anchored {
             self.nodes.lock().bury_from(anchored.anchor.first_loose());
         }
-        let (nodes, handles) = (self.nodes.lock().take(), LeftHandles::of(left_handles));
+        let open = left_handles.handles.values().filter_map(LeftHandle::of_file).collect();
+        let (nodes, handles) = (self.nodes.lock().take(&open), LeftHandles::of(left_handles));
         (Left { nodes, handles, nameless, gone: self.take_records_left(), moved: self.moved.take() }, done)
     }
 

@@ -5,6 +5,7 @@
 use crate::digests::{digest_of_dataset, digest_of_text};
 use crate::dirs::Dir;
 use crate::error::{errno, io, is_not_found};
+use crate::event::IntegrityEvent;
 use crate::handles::OpenFile;
 use crate::inode::{Go, Leads, Link, Met, Names, NodeTable};
 use crate::names::DirFault;
@@ -15,7 +16,7 @@ use crate::{Ino, Kind, Result, Vault, VaultError};
 use lamassu_anchor::{AnchorError, Digest, ObjectId, Row, SealedPart};
 use lamassu_format::header::NameMode;
 use lamassu_store::backend::Stat;
-use lamassu_store::{File, FirstPage};
+use lamassu_store::{BackendFile, File, FirstPage, StoreError};
 use std::ffi::OsStr;
 
 /// Permissions by which a directory of root's is told from another where it is moved or removed. A crash within seconds
@@ -277,23 +278,36 @@ impl Vault {
     /// entry of that owner's then.
     ///
     /// # Errors
-    /// `EPERM`; those of the store; [`VaultError::Anchor`].
+    /// As [`Vault::must_be_its_own_content`].
     pub(crate) fn must_have_its_content(&self, ino: Ino, target: &Target) -> Result<()> {
         if !self.is_shared_by_hosts() || !rustix::process::geteuid().is_root() || !self.staging()?.keeps_owners() {
             return Ok(());
         }
-        let has_it = |file: &File| -> Result<()> {
+        let has_it = |backing: &dyn BackendFile, (size, first): (u64, FirstPage)| {
             // Also of another owner, so that root can mend it. What is in it is nobody's.
-            let is_empty = file.size() == 0 && file.first_page()? != FirstPage::Unverified;
-            if is_empty { Ok(()) } else { self.must_be_its_own_content(ino, file, |_| false) }
+            let is_empty = size == 0 && !matches!(first, FirstPage::Unverified(_));
+            if is_empty { Ok(()) } else { self.must_be_its_own_by(ino, backing, |_| false, || Ok((size, first))) }
         };
         match target {
-            Target::Open(open) => has_it(&open.file()),
+            Target::Open(open) => {
+                let file = open.file();
+                has_it(&**file.backing(), (file.size(), file.first_page()?))
+            }
             Target::Entry { dir, name, st } if st.kind == Kind::File => {
                 let backing = dir.handle.open_same(name, st, false).map_err(io("open"))?.ok_or(VaultError::Stale)?;
-                has_it(&self.file_of_node(ino, &self.ctx_silent, backing, st.len, &self.tag(ino))?)
+                let (ctx, object, tag) = (self.ctx_silent.clone(), self.object_of(ino), self.tag(ino));
+                let seen = File::first_page_of(ctx, backing.clone(), st.len, &tag, object);
+                let done = seen.map_err(VaultError::from).and_then(|seen| has_it(&*backing, seen));
+                done.inspect_err(|error| self.tell_damaged(&tag, error))
             }
             Target::Entry { .. } | Target::Root(..) | Target::Dir(_) => Ok(()),
+        }
+    }
+
+    /// Reports the damage of a file that was opened silently.
+    fn tell_damaged(&self, tag: &str, error: &VaultError) {
+        if let VaultError::Store(StoreError::Damaged(damage)) = error {
+            self.tell(IntegrityEvent::of_file(tag, damage));
         }
     }
 
@@ -321,22 +335,39 @@ impl Vault {
     }
 
     /// The same for a file that is not in the table of open files yet.
+    ///
+    /// # Errors
+    /// `EPERM`; [`StoreError::Damaged`] for what has the right owner; those of the store; [`VaultError::Anchor`].
     pub(crate) fn must_be_its_own_content(
         &self,
         ino: Ino,
         file: &File,
         suffices: impl Fn(&Stat) -> bool,
     ) -> Result<()> {
+        self.must_be_its_own_by(ino, &**file.backing(), suffices, || Ok((file.size(), file.first_page()?)))
+    }
+
+    /// The same by the size of a file and its first page, which `look` tells.
+    fn must_be_its_own_by(
+        &self,
+        ino: Ino,
+        backing: &dyn BackendFile,
+        suffices: impl Fn(&Stat) -> bool,
+        look: impl FnOnce() -> Result<(u64, FirstPage)>,
+    ) -> Result<()> {
         let object = self.nodes.lock().object(ino);
-        let shown = || file.backing().stat().map_err(io("stat"));
+        let shown = || backing.stat().map_err(io("stat"));
         let (shown, asked) = self.row_of_unchanging(ino, object, shown)?;
-        let is_its_own = match asked {
-            None => true,
-            Some((_, true)) => suffices(&shown) || file.first_page()? != FirstPage::Unverified,
-            // The page of an empty file is that of any.
-            Some((_, false)) => file.size() > 0 && file.first_page()? == FirstPage::Verified,
+        let Some((_, has_owner)) = asked.filter(|(_, has_owner)| !(*has_owner && suffices(&shown))) else {
+            return Ok(());
         };
-        if is_its_own { Ok(()) } else { Err(unidentified(&shown)) }
+        match (has_owner, look()?) {
+            (true, (_, FirstPage::Unverified(damage))) => Err(StoreError::Damaged(damage).into()),
+            (true, (_, FirstPage::Absent | FirstPage::Verified)) => Ok(()),
+            // The page of an empty file is that of any.
+            (false, (1.., FirstPage::Verified)) => Ok(()),
+            (false, _) => Err(unidentified(&shown)),
+        }
     }
 
     /// Refuses an entry that may be another one than that of its row. A user who can write to a directory of the store

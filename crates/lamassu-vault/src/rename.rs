@@ -64,12 +64,14 @@ impl Vault {
     fn rename_once(&self, from: (Ino, &OsStr), to: (Ino, &OsStr), mode: RenameMode) -> Result<()> {
         let _pass = self.change()?;
         self.settle_moves();
+        let mut unblocked = Ok(());
         for tried in 0..TRIES_MAX {
-            match self.try_rename(from, to, mode, tried)? {
-                None => return Ok(()),
-                Some(Blocked::Going) => self.let_go_of_names(tried)?,
-                Some(Blocked::Barrier) => self.sync_store()?,
-            }
+            let Some(blocked) = self.try_rename(from, to, mode, tried)? else { return Ok(()) };
+            unblocked?;
+            unblocked = match blocked {
+                Blocked::Going => self.let_go_of_names(tried),
+                Blocked::Barrier => self.sync_store(),
+            };
         }
         Err(errno("rename", libc::EBUSY))
     }
@@ -109,7 +111,7 @@ impl Vault {
                 self.must_be_its_own_dir(&end.dir, &end.stored.name, &st, end.object)?;
             }
         }
-        if self.is_going(&to.dir, &to.stored.name) || to.id().is_some_and(|id| self.has_going_in(id)) {
+        if self.is_going(&to.dir, &to.stored.name) || (to.is_dir() && self.has_going_in(to.object)) {
             return Ok(Some(Blocked::Going));
         }
         if to.is_in_the_way {
@@ -129,7 +131,7 @@ impl Vault {
     }
 
     fn end(&self, parent: Ino, name: &OsStr) -> Result<End> {
-        let dir = self.dir(parent)?;
+        let dir = self.dir_of_names(parent)?;
         let stored = self.stored(&dir, name)?;
         let shown = self.shown(&dir, &stored.name)?;
         let (st, object) = match self.found_as(&dir, &stored.name, shown)? {

@@ -9,6 +9,7 @@ use crate::error::io;
 use crate::handles::{Millis, OpenFile};
 use crate::inode::StoreId;
 use crate::{HandleId, Ino, ROOT, Result, Vault, VaultError};
+use lamassu_anchor::ObjectId;
 use lamassu_store::StoreError;
 use lamassu_store::file::Mark;
 use parking_lot::Mutex;
@@ -532,7 +533,7 @@ impl Vault {
         let ino = open.ino;
         self.anchor_dir(ino, || {
             dir.handle.sync().map_err(io("sync a directory"))?;
-            self.sync_way_to(ino)
+            Ok(self.sync_way_to(ino)?.is_some())
         })
     }
 
@@ -541,13 +542,18 @@ impl Vault {
         if self.options.read_only { None } else { self.gate.enter_unless_still() }
     }
 
-    /// Syncs the directories on the path of an inode whose entries there may not be synced. False: one of them has
-    /// moved, and is not synced.
-    fn sync_way_to(&self, ino: Ino) -> Result<bool> {
+    /// Syncs the directories on the path of an inode whose entries there may not be synced. Returns the directory in
+    /// which the inode has its name on this path, or no object's number if it has none; `None`: one of them has moved,
+    /// and is not synced.
+    fn sync_way_to(&self, ino: Ino) -> Result<Option<ObjectId>> {
         let _tree = self.tree.read();
         let mut is_synced = true;
-        // Removed meanwhile: it has no name to make durable.
-        let Some(chain) = self.nodes.lock().ancestry(ino) else { return Ok(true) };
+        let (chain, dir) = {
+            let nodes = self.nodes.lock();
+            let chain = nodes.ancestry(ino).unwrap_or_default();
+            let dir = chain.get(1).map_or(ObjectId::default(), |dir| nodes.object(*dir));
+            (chain, dir)
+        };
         for pair in chain.windows(2) {
             let [below, parent] = pair else { continue };
             let Some(id) = self.nodes.lock().id(*below) else { continue };
@@ -558,7 +564,7 @@ impl Vault {
                 Err(e) => return Err(e),
             }
         }
-        Ok(is_synced)
+        Ok(is_synced.then_some(dir))
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::dirs::Dir;
 use crate::error::{io, is_not_found, no_outcome};
 use crate::handles::OpenFile;
-use crate::inode::StoreId;
+use crate::inode::{Elsewhere, StoreId};
 use crate::root::RootPermissions;
 use crate::stored::set_root_times;
 use crate::{Ino, ROOT, Result, SetTime, Vault, VaultError};
@@ -54,9 +54,10 @@ pub(crate) enum Target {
 impl Vault {
     /// A place of `ino`: any of its names that still leads to it. The caller holds the tree lock.
     pub(crate) fn place(&self, ino: Ino) -> Result<(Arc<Dir>, OsString, Stat)> {
-        let (links, id) = {
+        let (links, id, kind) = {
             let nodes = self.nodes.lock();
-            (nodes.links(ino), nodes.id(ino).ok_or(VaultError::Stale)?)
+            let id = nodes.id(ino).ok_or(VaultError::Stale)?;
+            (nodes.links(ino), id, nodes.kind(ino))
         };
         let mut others = Vec::new();
         for link in links {
@@ -65,39 +66,53 @@ impl Vault {
                 other => other?,
             };
             match dir.handle.stat_entry(&link.name) {
-                Ok(st) if id.is_of(&st) => return Ok((dir, link.name.into_os_string(), st)),
+                // A store without birth times may have reused the number.
+                Ok(st) if id.is_of(&st) && kind == Some(st.kind) => return Ok((dir, link.name.into_os_string(), st)),
                 Ok(st) => others.push((dir, link.name.into_os_string(), st)),
                 Err(e) if is_not_found(&e) => {}
                 Err(e) => return Err(io("stat")(e)),
             }
         }
+        let mut may_be_anothers = false;
         for (dir, name, st) in others {
-            if self.is_elsewhere(ino, &dir, &name, &st)? {
-                return Ok((dir, name, st));
+            match self.elsewhere(ino, &dir, &name, &st)? {
+                Elsewhere::Follows => return Ok((dir, name, st)),
+                Elsewhere::MayBeAnothers => may_be_anothers = true,
+                Elsewhere::No => {}
             }
         }
-        self.refuse_missing(ino)?;
+        // A lookup makes a node for that.
+        if !may_be_anothers {
+            self.refuse_missing(ino)?;
+        }
         Err(VaultError::Stale)
     }
 
     /// Whether another inode, which the store shows under a name of a node, is that node's now: by the anchor. A host
     /// has taken the file over (rule R9), or the store numbers entries by their paths, and another host has moved it.
-    pub(crate) fn is_elsewhere(&self, ino: Ino, dir: &Dir, name: &OsStr, st: &Stat) -> Result<bool> {
-        let Some(anchored) = self.anchored.as_ref().filter(|_| self.is_shared_by_hosts()) else { return Ok(false) };
+    pub(crate) fn elsewhere(&self, ino: Ino, dir: &Dir, name: &OsStr, st: &Stat) -> Result<Elsewhere> {
+        let Some(anchored) = self.anchored.as_ref().filter(|_| self.is_shared_by_hosts()) else {
+            return Ok(Elsewhere::No);
+        };
         if self.files.get(ino).is_some() {
-            return Ok(false);
+            return Ok(Elsewhere::No);
         }
         if anchored.is_unsettled(&anchored.place(dir.object, name)) {
             return Err(no_outcome());
         }
         // Nothing is reported: a call may be making another entry under this name.
         let object = self.object_of(ino);
-        let is_its = self.object_if_recorded(dir, name)? == Some(object) && self.may_go_there(ino, object, st)?;
-        let follows = is_its && self.nodes.lock().follows(ino, st);
-        if follows {
-            self.note_followed(ino, st);
+        if self.object_if_recorded(dir, name)? != Some(object) {
+            return Ok(Elsewhere::No);
         }
-        Ok(follows)
+        if !self.may_go_there(ino, object, st)? {
+            return Ok(Elsewhere::MayBeAnothers);
+        }
+        if !self.nodes.lock().follows(ino, st) {
+            return Ok(Elsewhere::No);
+        }
+        self.note_followed(ino, st);
+        Ok(Elsewhere::Follows)
     }
 
     /// A node has gone to another inode: what was open of it is not that, and the name of that may not be durable.
@@ -153,7 +168,7 @@ impl Vault {
     /// As [`Vault::target`], for a change by a user: `by`, if known.
     ///
     /// The kernel permits it by the owner in the row: see [`Vault::must_be_its_own`]. Root may change any entry, and so
-    /// mends an owner that differs.
+    /// mends an owner that differs. No change reaches what lies under another name ([`Asks::Content`]).
     pub(crate) fn target_to_change(&self, ino: Ino, by: Option<u32>) -> Result<(Target, Stat)> {
         let (target, st) = self.target(ino)?;
         match &target {
@@ -166,6 +181,7 @@ impl Vault {
             Target::Open(open) => self.must_be_its_own_file(open)?,
             Target::Root(..) | Target::Dir(_) => {}
         }
+        self.must_be_under_its_names(ino, &target, Asks::Content)?;
         Ok((target, st))
     }
 

@@ -110,7 +110,7 @@ impl Vault {
     fn look_up(&self, parent: Ino, name: &OsStr) -> Result<Entry> {
         let _tree = self.tree.read();
         let _names = self.names_of(parent).read();
-        let dir = self.dir(parent)?;
+        let dir = self.dir_of_names(parent)?;
         let stored = match self.stored(&dir, name) {
             // No entry can have such a name.
             Err(VaultError::InvalidName) => return Err(VaultError::NotFound),
@@ -337,17 +337,19 @@ impl Vault {
     fn make_once<T>(&self, parent: Ino, name: &OsStr, make: impl Fn(&Arc<Dir>, &StoredName) -> Result<T>) -> Result<T> {
         let _pass = self.change_recorded()?;
         self.settle_moves_in_passing();
+        let mut let_go = Ok(());
         for tried in 0..TRIES_MAX {
             {
                 let _tree = self.tree.read();
                 let _names = self.names_of(parent).write();
-                let dir = self.dir(parent)?;
+                let dir = self.dir_of_names(parent)?;
                 let stored = self.stored(&dir, name)?;
                 if self.may_make(&dir, &stored)? {
                     return make(&dir, &stored);
                 }
             }
-            self.let_go_of_names(tried)?;
+            let_go?;
+            let_go = self.let_go_of_names(tried);
         }
         Err(errno("create", libc::EBUSY))
     }
@@ -374,13 +376,29 @@ impl Vault {
             // Under the lock of the directory's names: whoever looks there waits for the outcome.
             self.note_moved((dir.ino, &stored.name), object, &st);
             self.create_with(dir, stored, || held.link(&*dir.handle, &stored.name).map_err(io("link")))?;
-            self.record_link(dir, stored, object)?;
+            if let Err(error) = self.record_link(dir, stored, object) {
+                self.take_link_back(dir, stored, &st);
+                return Err(error);
+            }
             // The node must have this name before a lookup can find it there.
             self.nodes.lock().add_link(ino, dir.ino, &stored.name, Leads::Here);
             let st = held.stat().map_err(io("stat"))?;
             self.unsynced.add(StoreId::from(&st));
             self.entry(dir, &stored.name, &st)
         })
+    }
+
+    /// Removes a name that could not be recorded. If the store shows something else there, or fails, it stays, as
+    /// after a crash.
+    fn take_link_back(&self, dir: &Dir, stored: &StoredName, st: &Stat) {
+        if !matches!(self.shown(dir, &stored.name), Ok(Some(now)) if now.is_same(st)) {
+            return;
+        }
+        match (dir.handle.unlink(&stored.name), &stored.companion) {
+            (Ok(()), Some(companion)) => remove_companion(&*dir.handle, &companion.name),
+            (Ok(()), None) => {}
+            (Err(error), _) => tracing::error!(%error, "a new name could not be recorded, and stays in the store"),
+        }
     }
 
     /// Removes a name of anything but a directory. An open file stays usable.
@@ -392,7 +410,7 @@ impl Vault {
         {
             let _tree = self.tree.read();
             let _names = self.names_of(parent).write();
-            let dir = self.dir(parent)?;
+            let dir = self.dir_of_names(parent)?;
             let stored = self.stored(&dir, name)?;
             let (st, object) = self.found(&dir, &stored.name)?;
             if st.kind == Kind::Dir {
@@ -420,7 +438,8 @@ impl Vault {
         object: ObjectId,
     ) -> Result<()> {
         let name = stored.name.clone();
-        let is_last = self.depart(Departing { dir: dir.clone(), stored, st, rest, is_last: false, dataset: None })?;
+        let is_last =
+            self.depart(Departing { dir: dir.clone(), stored, st, rest, object, is_last: false, dataset: None })?;
         self.entry_gone(dir, &name, &st, is_last, object);
         Ok(())
     }
@@ -454,12 +473,14 @@ impl Vault {
     pub fn rmdir(&self, parent: Ino, name: &OsStr) -> Result<()> {
         let _pass = self.change_recorded()?;
         self.settle_moves_in_passing();
+        let mut let_go = Ok(());
         for tried in 0..TRIES_MAX {
             if self.try_rmdir(parent, name)? {
                 self.bound_departures();
                 return Ok(());
             }
-            self.let_go_of_names(tried)?;
+            let_go?;
+            let_go = self.let_go_of_names(tried);
         }
         Err(errno("rmdir", libc::EBUSY))
     }
@@ -467,7 +488,7 @@ impl Vault {
     /// False: entries that were removed from it must leave the store first.
     fn try_rmdir(&self, parent: Ino, name: &OsStr) -> Result<bool> {
         let _tree = self.tree.write();
-        let dir = self.dir(parent)?;
+        let dir = self.dir_of_names(parent)?;
         let stored = self.stored(&dir, name)?;
         let (st, object) = self.found(&dir, &stored.name)?;
         if st.kind != Kind::Dir {
@@ -479,7 +500,7 @@ impl Vault {
             return Err(errno("rmdir", libc::EBUSY));
         }
         self.must_be_its_own_dir(&dir, &stored.name, &st, object)?;
-        if self.leaves_at_once(&dir, &stored.name)? && self.has_going_in(StoreId::from(&st)) {
+        if self.leaves_at_once(&dir, &stored.name)? && self.has_going_in(object) {
             return Ok(false);
         }
         self.take_away(&dir, stored, st, None, object)?;

@@ -84,6 +84,10 @@ impl Vault {
 
     fn xattr_of(&self, ino: Ino, name: &OsStr) -> Result<Vec<u8>> {
         let _tree = self.tree.read();
+        // Those of a removed directory are gone with it. The kernel asks for its access list before it looks there.
+        if self.nodes.lock().is_removed_dir(ino) {
+            return Err(VaultError::NoAttribute);
+        }
         let _still = self.attrs_still(ino);
         if let Some(which) = Which::of(name) {
             return self.get_acl(ino, which);
@@ -236,6 +240,9 @@ impl Vault {
 
     fn xattrs_of(&self, ino: Ino) -> Result<Vec<Vec<u8>>> {
         let _tree = self.tree.read();
+        if self.nodes.lock().is_removed_dir(ino) {
+            return Ok(Vec::new());
+        }
         let _still = self.attrs_still(ino);
         let (target, _) = self.target(ino)?;
         let raw = match self.verified_attrs(&target, ino)? {

@@ -468,9 +468,9 @@ impl Anchor {
         self.state.lock().queued.objects_in(dir)
     }
 
-    /// The number of queued entries that name an object.
-    pub fn queued_names(&self, object: ObjectId) -> usize {
-        self.state.lock().queued.names_of(object)
+    /// Whether a queued entry in another directory than `dir` names one of these objects, which is not `dir` itself.
+    pub fn are_named_beside(&self, objects: &HashSet<ObjectId>, dir: ObjectId) -> bool {
+        self.state.lock().queued.are_named_beside(objects, dir)
     }
 
     /// Places of objects, by one scan of all entries: for each object one committed place that is still in force.

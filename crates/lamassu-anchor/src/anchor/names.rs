@@ -71,13 +71,28 @@ impl Anchor {
     /// Queues another name of an object, just made in the store.
     ///
     /// # Errors
-    /// [`AnchorError::Unknown`]; those of the table.
+    /// [`AnchorError::Unknown`], also if its last name was removed; those of the table.
     pub fn link(&self, place: EntryPlace, object: ObjectId) -> Result<Made> {
+        self.link_if(place, object, |row| row.links > 0)
+    }
+
+    /// Queues a name of an object again, whose removal the store has not made.
+    ///
+    /// # Errors
+    /// [`AnchorError::Unknown`]; those of the table.
+    pub fn link_again(&self, place: EntryPlace, object: ObjectId) -> Result<Made> {
+        self.link_if(place, object, |_| true)
+    }
+
+    fn link_if(&self, place: EntryPlace, object: ObjectId, may_be: impl FnOnce(&Row) -> bool) -> Result<Made> {
         let state = &mut *self.state.lock();
         if state.is_going(&place) {
             return Ok(Made::NameIsGoing);
         }
         let mut row = self.known(state, object)?;
+        if !may_be(&row) {
+            return Err(AnchorError::Unknown { object });
+        }
         row.links += 1;
         let entry = EntryRow { kind: row.kind(), object };
         state.name_again(object);

@@ -52,7 +52,10 @@ impl Layer {
         if self.weight() <= PIECE_MAX || is_light(wanted) {
             return None;
         }
-        let late = self.held_back(mark);
+        let late = match wanted {
+            Wanted::AllBut(_) => self.held_back(mark, None),
+            Wanted::Only(objects) => self.held_back(mark, Some(objects)),
+        };
         let is_wanted = |object: &ObjectId| {
             !late.contains(object)
                 && match wanted {

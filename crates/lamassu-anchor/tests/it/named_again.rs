@@ -78,7 +78,8 @@ fn held_after(loses: Loses<'_>, meanwhile: Meanwhile<'_>) -> BTreeMap<u64, u8> {
     assert_eq!(anchor.row(object).unwrap().links, 0);
     meanwhile(&anchor, object);
     let again = EntryPlace { name: Token([3; 16]), ..FILE };
-    assert_eq!(anchor.link(again, object).unwrap(), Made::Queued(object));
+    assert!(matches!(anchor.link(again, object), Err(AnchorError::Unknown { .. })), "no other thread revives it");
+    assert_eq!(anchor.link_again(again, object).unwrap(), Made::Queued(object));
     anchor.commit_objects(&HashSet::from([object]), anchor.mark()).unwrap();
     let durable = Anchor::open(table as Arc<dyn Table>, &VaultId([1; 16])).unwrap();
     assert_eq!(durable.entry(&again).unwrap().map(|entry| entry.object), Some(object));

@@ -151,6 +151,27 @@ fn a_directory_is_not_replaced_before_a_barrier_covers_what_was_taken_out_of_it(
     }
 }
 
+/// While it is there in the store, the directory cannot be removed.
+#[test]
+fn a_directory_is_not_removed_before_what_was_in_it() {
+    let (table, anchor) = lab();
+    let top = dir(&anchor, ObjectId::ROOT, 1);
+    let inner = dir(&anchor, top, 2);
+    let known = file(&anchor, inner, 3);
+    anchor.commit(anchor.mark()).unwrap();
+    let all = HashSet::from([ObjectId::ROOT, top, inner, known]);
+    for at in [place(inner, 3), place(top, 2), place(ObjectId::ROOT, 1)] {
+        assert!(matches!(anchor.remove(at).unwrap(), Removal::WhenDue(_)));
+    }
+    for asked in [HashSet::from([top]), HashSet::from([inner]), HashSet::from([top, inner])] {
+        assert!(!anchor.commit_unless_late(&asked, anchor.mark()).unwrap(), "{asked:?}");
+        anchor.commit_objects(&asked, anchor.mark()).unwrap();
+        assert_eq!(durable(&table), all, "{asked:?}");
+    }
+    assert!(anchor.commit_unless_late(&HashSet::from([top, inner, known]), anchor.mark()).unwrap());
+    assert_eq!(durable(&table), HashSet::from([ObjectId::ROOT]));
+}
+
 /// A step of a small model: a directory that is made, moved back and forth, and has one file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Step {

@@ -132,12 +132,37 @@ impl File {
         tag: &str,
         object: ObjectId,
     ) -> Result<u64, StoreError> {
+        Ok(Self::open_pages(ctx, backing, len, tag, object)?.size())
+    }
+
+    /// The same with what [`File::first_page`] tells.
+    ///
+    /// # Errors
+    /// As [`File::open_object`].
+    pub fn first_page_of(
+        ctx: Arc<FileContext>,
+        backing: Arc<dyn BackendFile>,
+        len: u64,
+        tag: &str,
+        object: ObjectId,
+    ) -> Result<(u64, FirstPage), StoreError> {
+        let file = Self::open_pages(ctx, backing, len, tag, object)?;
+        Ok((file.size(), file.first_page()?))
+    }
+
+    /// For callers that read no block.
+    fn open_pages(
+        ctx: Arc<FileContext>,
+        backing: Arc<dyn BackendFile>,
+        len: u64,
+        tag: &str,
+        object: ObjectId,
+    ) -> Result<File, StoreError> {
         let open = |fresh| Self::open_any(Core::new(ctx.clone(), backing, tag, fresh), len);
-        let file = match &ctx.anchored {
-            Some(files) => Fresh::opened(&ctx, files, object, |fresh| open(Some(fresh)))?,
-            None => open(None)?,
-        };
-        Ok(file.size())
+        match &ctx.anchored {
+            Some(files) => Fresh::opened(&ctx, files, object, |fresh| open(Some(fresh))),
+            None => open(None),
+        }
     }
 
     fn open_core(core: Core, len: u64) -> Result<File, StoreError> {
@@ -505,7 +530,7 @@ impl File {
     }
 
     /// Whether the first page that the store has was verified. For a file with an anchor: it is one of this object.
-    /// Other files' pages are too, if they have the same content and no salt.
+    /// Other files' pages are too, if they have the same content and no salt. No block is read.
     ///
     /// # Errors
     /// Those of the store.

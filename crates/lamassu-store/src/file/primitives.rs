@@ -94,6 +94,11 @@ impl Core {
 
     /// Makes a damage, passes it to the reporter, and returns the error for the caller.
     pub fn damaged(&self, kind: DamageKind, page: PageNo, block: Option<BlockNo>) -> StoreError {
+        StoreError::Damaged(self.told(kind, page, block))
+    }
+
+    /// The same without the error.
+    pub fn told(&self, kind: DamageKind, page: PageNo, block: Option<BlockNo>) -> Damage {
         let damage = self.damage(kind, page, block);
         // Once for each open file: a reader repeats the read in smaller pieces.
         let is_new = {
@@ -103,7 +108,7 @@ impl Core {
         if is_new && !(self.ctx.report)(&self.tag, &damage) {
             self.reported.lock().remove(&damage);
         }
-        StoreError::Damaged(damage)
+        damage
     }
 
     pub fn damage(&self, kind: DamageKind, page: PageNo, block: Option<BlockNo>) -> Damage {

@@ -51,14 +51,29 @@ impl Core {
         let pages = self.geo().pages_per_segment();
         let first = PageNo(data / self.geo().segment_len() * pages);
         for page in first.until(PageNo(first.0 + pages)) {
-            match self.good_page(st, page) {
-                Ok(None) => {}
-                Ok(Some(_)) => return Ok(FirstPage::Verified),
-                Err(StoreError::Damaged(_)) => break,
-                Err(error) => return Err(error),
+            match self.page_as_shown(st, page)? {
+                PageState::Absent => {}
+                PageState::Good(_) => return Ok(FirstPage::Verified),
+                PageState::Bad(kind) => return Ok(FirstPage::Unverified(self.told(kind, page, None))),
             }
         }
-        Ok(FirstPage::Unverified)
+        Ok(FirstPage::Unverified(self.damage(DamageKind::PageMissing, first, None)))
+    }
+
+    /// A page without its interrupted commit being resolved, which reads blocks: as it is known, or the store shows it.
+    fn page_as_shown(&self, st: &mut State, g: PageNo) -> Result<PageState, StoreError> {
+        if let Some(known) = st.pages.get(g) {
+            return Ok(known.clone());
+        }
+        if !st.is_within(self.geo(), g) {
+            return Ok(PageState::Absent);
+        }
+        let was_unresolved = st.pages.unresolved(g).is_some();
+        let entry = self.unresolved_page(st, g)?;
+        if let Some(held) = entry.good().filter(|_| was_unresolved) {
+            st.pages.put_unresolved(g, held.page().clone());
+        }
+        Ok(entry)
     }
 
     /// Takes over the pages that readers have loaded. The first step of every caller that gets the state alone.

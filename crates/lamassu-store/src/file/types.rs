@@ -220,8 +220,8 @@ pub enum FirstPage {
     Absent,
     /// A page of this file.
     Verified,
-    /// Something else.
-    Unverified,
+    /// Something else, or a page of it that is damaged.
+    Unverified(Damage),
 }
 
 /// Which barriers are issued.

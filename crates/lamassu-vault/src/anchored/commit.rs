@@ -7,6 +7,7 @@ use crate::{Freshness, Ino, Result, Vault};
 use lamassu_anchor::{EntryMark, ObjectId};
 use lamassu_store::StoreError;
 use lamassu_store::file::{self, ClosedFiles};
+use parking_lot::RwLockWriteGuard;
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -21,8 +22,8 @@ const QUEUED_MAX: usize = 100_000;
 const PASSES_MAX: usize = 6;
 /// Objects whose tree records are removed in one pass: the end of a turn waits for it.
 const RECORDS_AT_ONCE: usize = 64;
-/// Barriers for an fsync while other calls keep making names.
-const FSYNC_TRIES_MAX: usize = 4;
+/// Barriers beside other calls that keep making names, before one with the tree locked.
+pub(super) const STILL_AFTER: usize = 4;
 
 /// A file, and its mark that a pass's barrier covers.
 type Marked = (file::Mark, Arc<OpenFile>);
@@ -220,15 +221,14 @@ impl Vault {
     }
 
     /// What an fsync needs besides the store: the object and the directories on the way to it are durable in the
-    /// anchor. `sync_way` syncs these in the store, and returns whether all were synced. Called after the object itself
-    /// was synced.
+    /// anchor. `sync_way` syncs these in the store, and returns the one in which the object has the name that it went
+    /// by; `None`: not all were synced. Called after the object itself was synced.
     ///
     /// # Errors
     /// [`crate::VaultError::Anchor`]; those of the store.
-    pub(crate) fn anchor_object(&self, ino: Ino, sync_way: impl Fn() -> Result<bool>) -> Result<()> {
+    pub(crate) fn anchor_object(&self, ino: Ino, sync_way: impl Fn() -> Result<Option<ObjectId>>) -> Result<()> {
         let object = self.nodes.lock().object(ino);
-        let only = move |_: &Anchored| HashSet::from([object]);
-        self.anchor_objects(&only, &|anchored| anchored.anchor.queued_names(object) <= 1, &sync_way)
+        self.anchor_objects(&|_| HashSet::from([object]), &sync_way)
     }
 
     /// The same for a directory: all changes in it.
@@ -237,34 +237,33 @@ impl Vault {
     /// As [`Vault::anchor_object`].
     pub(crate) fn anchor_dir(&self, ino: Ino, sync_way: impl Fn() -> Result<bool>) -> Result<()> {
         let dir = self.nodes.lock().object(ino);
-        let in_it = move |anchored: &Anchored| {
+        let in_it = |anchored: &Anchored| {
             let mut objects = anchored.anchor.queued_in(dir);
             objects.insert(dir);
             objects
         };
-        // Another name of an object in it may be in a directory that is not synced.
-        let is_way_enough = |anchored: &Anchored| {
-            in_it(anchored).into_iter().filter(|object| *object != dir).all(|o| anchored.anchor.queued_names(o) <= 1)
-        };
-        self.anchor_objects(&in_it, &is_way_enough, &sync_way)
+        self.anchor_objects(&in_it, &|| Ok(sync_way()?.then_some(dir)))
     }
 
     fn anchor_objects(
         &self,
         objects: &dyn Fn(&Anchored) -> HashSet<ObjectId>,
-        is_way_enough: &dyn Fn(&Anchored) -> bool,
-        sync_way: &dyn Fn() -> Result<bool>,
+        sync_way: &dyn Fn() -> Result<Option<ObjectId>>,
     ) -> Result<()> {
         let waits = self.options.freshness == Freshness::Fsync;
         let Some(anchored) = self.anchored.as_ref().filter(|_| waits) else { return sync_way().map(drop) };
         let mark = anchored.anchor.mark();
         // The barriers so far may not have covered attributes.
         let is_replaced = objects(anchored).into_iter().any(|object| anchored.anchor.is_replacing(object));
-        let is_synced = sync_way()? && is_way_enough(anchored) && !is_replaced;
-        if is_synced && anchored.anchor.commit_unless_late(&objects(anchored), mark)? {
+        let way = sync_way()?;
+        // Asked about once, and then committed: what is removed in between may have a name in a directory that is not
+        // synced.
+        let asked = objects(anchored);
+        let is_synced = !is_replaced && way.is_some_and(|dir| !anchored.anchor.are_named_beside(&asked, dir));
+        if is_synced && anchored.anchor.commit_unless_late(&asked, mark)? {
             return Ok(());
         }
-        for _ in 0..FSYNC_TRIES_MAX {
+        for _ in 0..STILL_AFTER {
             self.settle_moves();
             self.sync_store()?;
             anchored.anchor.settle(anchored.covered())?;
@@ -272,15 +271,24 @@ impl Vault {
                 return Ok(());
             }
         }
-        // Names are made faster than the store syncs: with the tree locked, this barrier covers all.
-        let _still = self.tree.write();
-        self.sync_store()?;
-        anchored.commit()?;
+        let _still = self.commit_still(anchored)?;
         // No rename is under way, and none will be: the store has not shown what became of it.
         match anchored.anchor.awaits_any_of(&objects(anchored)) {
             true => Err(errno("commit a name that the store may not have", libc::EIO)),
             false => Ok(()),
         }
+    }
+
+    /// Commits everything with the tree locked: where names are made faster than the store syncs, no other barrier
+    /// covers all. The caller holds no lock of the tree, and lets go of this one.
+    ///
+    /// # Errors
+    /// [`crate::VaultError::Anchor`]; those of the store.
+    pub(super) fn commit_still(&self, anchored: &Anchored) -> Result<RwLockWriteGuard<'_, ()>> {
+        let still = self.tree.write();
+        self.sync_store()?;
+        anchored.commit()?;
+        Ok(still)
     }
 
     /// Tells the anchor which objects are no longer in use.

@@ -2,6 +2,7 @@
 //! anchor.
 
 use super::Anchored;
+use super::commit::STILL_AFTER;
 use crate::dirs::Dir;
 use crate::error::{errno, io, is_not_found};
 use crate::handles::OpenFile;
@@ -26,7 +27,9 @@ pub(crate) struct Departing {
     pub st: Stat,
     /// the second part of a long link target
     pub rest: Option<OsString>,
-    /// whether its object has no other name
+    /// the object that it is
+    pub object: ObjectId,
+    /// whether that has no other name
     pub is_last: bool,
     /// of the root of a dataset, which is removed with its content: its name in the staging directory
     pub dataset: Option<OsString>,
@@ -98,9 +101,9 @@ impl Departures {
     }
 
     /// A node lost its last name at once: its pending removals are other names of it.
-    fn lost_last(&self, node: Ino, id: StoreId) {
+    fn lost_last(&self, node: Ino, object: ObjectId) {
         let state = &mut *self.state.lock();
-        let other = state.waiting.iter().rfind(|(_, departing)| StoreId::from(&departing.st) == id);
+        let other = state.waiting.iter().rfind(|(_, departing)| departing.object == object);
         if let Some((number, _)) = other {
             state.nodes.insert(node, *number);
         }
@@ -134,14 +137,15 @@ impl Departures {
         drop(kept);
     }
 
-    pub fn is_waiting_in(&self, dir: Ino) -> bool {
-        self.state.lock().waiting.values().any(|departing| departing.dir.ino == dir)
+    /// By object: a directory that is itself removed has no node any more.
+    pub fn is_waiting_in(&self, dir: ObjectId) -> bool {
+        self.state.lock().waiting.values().any(|departing| departing.dir.object == dir)
     }
 }
 
 impl Vault {
-    /// Removes an entry: from the store at once, or after the anchor's commit. `departing.is_last` is set here. Returns
-    /// whether its object has no other name.
+    /// Removes an entry: from the store at once, or after the anchor's commit. `departing.object` and `is_last` are set
+    /// here. Returns whether its object has no other name.
     ///
     /// # Errors
     /// [`VaultError::Anchor`]; those of the store, if its step is made at once. Then the entry still exists.
@@ -158,7 +162,7 @@ impl Vault {
         let removal = anchored.anchor.remove(place)?;
         anchored.touched(self.now());
         let is_last = anchored.anchor.row(object)?.links == 0;
-        let departing = Departing { is_last, ..departing };
+        let departing = Departing { object, is_last, ..departing };
         match removal {
             Removal::NoEntry => return Err(VaultError::NotFound),
             Removal::WhenDue(number) => {
@@ -170,7 +174,7 @@ impl Vault {
                     // Nothing of the entry is durable. If the store may not have it, it must not become so.
                     let Departing { dir, stored, st, .. } = &departing;
                     if self.shown(dir, &stored.name).is_ok_and(|shown| shown.is_some_and(|shown| shown.is_same(st))) {
-                        anchored.anchor.link(place, object)?;
+                        anchored.anchor.link_again(place, object)?;
                     }
                     return Err(error);
                 }
@@ -183,12 +187,11 @@ impl Vault {
         Ok(is_last)
     }
 
-    /// An inode has lost its last name in the store too, unless other names still have pending removals.
+    /// An object has lost its last name in the store too, unless other names still have pending removals.
     pub(crate) fn lost_last_name(&self, object: ObjectId, st: &Stat) {
-        let Some(anchored) = self.anchored.as_ref().filter(|_| st.nlink > 1) else { return };
-        let id = StoreId::from(st);
-        if let Some(node) = self.nodes.lock().node_of(object, id) {
-            anchored.departures.lost_last(node, id);
+        let Some(anchored) = &self.anchored else { return };
+        if let Some(node) = self.nodes.lock().node_of(object, StoreId::from(st)) {
+            anchored.departures.lost_last(node, object);
         }
     }
 
@@ -227,22 +230,21 @@ impl Vault {
     /// # Errors
     /// [`VaultError::NotEmpty`]: something stays, or there is more than is moved at a time.
     fn clear_unrecorded(&self, departing: &Departing) -> Result<()> {
-        let Departing { dir, stored, st, .. } = departing;
+        let Departing { dir, stored, st, object, .. } = departing;
         let Some(anchored) = &self.anchored else { return Ok(()) };
         let handle = lending(&dir.handle.open_dir(&stored.name).map_err(io("open a directory"))?);
         if !handle.stat().map_err(io("stat"))?.is_same(st) {
             return Ok(());
         }
-        let node = self.nodes.lock().find(StoreId::from(st));
         let go_by_owners = self.name_mode == NameMode::Plain && rustix::process::geteuid().is_root();
+        // Their removal failed when it was due, and is tried again, and so is this one.
+        if anchored.departures.is_waiting_in(*object) {
+            return Err(errno("remove a directory", libc::EBUSY));
+        }
         let mut moved = 0;
         for entry in handle.read_dir().map_err(io("list a directory"))? {
             if crate::stored::goes_along(&entry.name) {
                 continue;
-            }
-            // Its removal failed when it was due, and is tried again.
-            if node.is_some_and(|node| anchored.departures.is_waiting_in(node)) {
-                return Err(errno("remove a directory", libc::ENOTEMPTY));
             }
             if moved == UNRECORDED_MAX {
                 return Err(VaultError::NotEmpty);
@@ -270,9 +272,18 @@ impl Vault {
     }
 
     /// The same for a name that is to be used again; `tried`: the number of attempts. A removed object may have another
-    /// name that no barrier covers: later attempts make a barrier first.
+    /// name that no barrier covers: later attempts make a barrier first. Names may be made faster than the store syncs,
+    /// so the last ones lock the tree meanwhile. An error may be another entry's: whether the name is free decides.
     pub(crate) fn let_go_of_names(&self, tried: usize) -> Result<()> {
-        if tried == 0 { self.commit_removals() } else { self.commit_anchor() }
+        match (tried, &self.anchored) {
+            (0, _) => self.commit_removals(),
+            (1..STILL_AFTER, _) | (_, None) => self.commit_anchor(),
+            (_, Some(anchored)) => {
+                self.settle_moves();
+                drop(self.commit_still(anchored)?);
+                self.carry_out().map(drop)
+            }
+        }
     }
 
     /// The same if many removals are pending: in the background, or here if there are too many. A failure is logged,

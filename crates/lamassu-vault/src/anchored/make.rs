@@ -4,9 +4,9 @@ use crate::dirs::Dir;
 use crate::error::errno;
 use crate::names::StoredName;
 use crate::wanted::Wanted;
-use crate::{Kind, Result, Vault};
+use crate::{Kind, Result, Vault, VaultError};
 use lamassu_anchor::row::{Content, FileRow, Sealed};
-use lamassu_anchor::{Digest, EntryPlace, Made, ObjectId, Row};
+use lamassu_anchor::{AnchorError, Digest, EntryPlace, Made, ObjectId, Row};
 use lamassu_format::Profile;
 use lamassu_store::backend::Stat;
 
@@ -92,11 +92,13 @@ impl Vault {
     /// Records another name of an object.
     ///
     /// # Errors
-    /// As [`Vault::record_made`].
+    /// [`VaultError::NotFound`]: another thread has removed its last one. As [`Vault::record_made`].
     pub(crate) fn record_link(&self, dir: &Dir, stored: &StoredName, object: ObjectId) -> Result<()> {
         let Some(anchored) = &self.anchored else { return Ok(()) };
-        let made = anchored.anchor.link(anchored.place(dir.object, &stored.name), object)?;
-        anchored.queued(made, self.now()).map(drop)
+        match anchored.anchor.link(anchored.place(dir.object, &stored.name), object) {
+            Err(AnchorError::Unknown { .. }) => Err(VaultError::NotFound),
+            made => anchored.queued(made?, self.now()).map(drop),
+        }
     }
 }
 

@@ -2,7 +2,6 @@
 
 use super::Anchored;
 use crate::dirs::Dir;
-use crate::inode::StoreId;
 use crate::{Kind, Result, Vault, VaultError};
 use lamassu_anchor::row::Inodes;
 use lamassu_anchor::{AnchorError, EntryPlace, ObjectId, Renamed};
@@ -42,12 +41,8 @@ impl Vault {
     }
 
     /// Whether an entry removed from a known directory is still in the store.
-    pub(crate) fn has_going_in(&self, dir: StoreId) -> bool {
-        let Some(anchored) = self.anchored.as_ref().filter(|anchored| anchored.departures.len() > 0) else {
-            return false;
-        };
-        let node = self.nodes.lock().find(dir);
-        node.is_some_and(|node| anchored.departures.is_waiting_in(node))
+    pub(crate) fn has_going_in(&self, dir: ObjectId) -> bool {
+        self.anchored.as_ref().is_some_and(|anchored| anchored.departures.is_waiting_in(dir))
     }
 
     /// Whether an inode has lost its last name; called after it has lost one.
@@ -151,7 +146,7 @@ impl Vault {
             None => *back.insert(record()?),
         };
         if let (Some(target), Moving::Queued { .. }) = (target, moved) {
-            anchored.anchor.link(anchored.place(to.0.object, to.1), target)?;
+            anchored.anchor.link_again(anchored.place(to.0.object, to.1), target)?;
         }
         anchored.anchor.carried_out([number]);
         self.has_moved(moved);

@@ -4,6 +4,9 @@
 //! before it is recovered, and the new inode gets all its names: a late write goes to the old one, which has none. The
 //! copy has the pages as they are; the file is recovered from them as always, and its row is not clean before the names
 //! are durable. So a crash in between leaves a file that is still open by its row, and is taken over again.
+//!
+//! Nobody writes to the file meanwhile. Its owner, mode, times and attributes may be set: the copy has those of the
+//! moment when it gets the names.
 
 use super::{Anchored, shown_attrs};
 use crate::dirs::Dir;
@@ -13,6 +16,7 @@ use crate::stored::replace;
 use crate::target::SET_ID;
 use crate::{Ino, Kind, Result, SetTime, Vault, VaultError};
 use lamassu_anchor::AnchorError;
+use lamassu_format::Profile;
 use lamassu_format::name::COMPANION_PREFIX;
 use lamassu_store::backend::Stat;
 use lamassu_store::{BackendDir, BackendFile, File};
@@ -39,6 +43,8 @@ const OF_SEVERAL: Limits = Limits { bytes: 16 << 20, time: Duration::MAX };
 const COPIES_MAX: usize = 3;
 /// Most names.
 const NAMES_MAX: u64 = 256;
+/// Permissions of a copy while attributes are set, in a directory that nobody else can enter.
+const COPYING: u32 = 0o600;
 /// Bytes between two looks at the clock.
 const PIECE_LEN: u64 = 1 << 20;
 /// Bytes that are read at once.
@@ -102,7 +108,7 @@ impl Vault {
             let mut names = 0;
             done = self.copy_left_open(anchored, ino, &old).and_then(|copy| {
                 names = copy.names.len() as u64;
-                let done = self.put_in_place(anchored, ino, &copy, &mut tried);
+                let done = self.put_in_place(anchored, ino, (&*old, &copy), &mut tried);
                 drop(copy.dir);
                 self.drop_staged_dir(&copy.dir_name);
                 done.map(|()| copy.file)
@@ -156,16 +162,32 @@ impl Vault {
         }
     }
 
-    /// Gives a copy all names of its original, durably. `tried`: how many it may have. A step that failed may have been
-    /// made, or have failed after the name was given.
-    fn put_in_place(&self, anchored: &Anchored, ino: Ino, copy: &Copy, tried: &mut usize) -> Result<()> {
+    /// Gives a copy all names of its original, durably, and what was set of that while it was copied. `tried`: how many
+    /// names it may have. A step that failed may have been made, or have failed after the name was given.
+    fn put_in_place(
+        &self,
+        anchored: &Anchored,
+        ino: Ino,
+        (old, copy): (&dyn BackendFile, &Copy),
+        tried: &mut usize,
+    ) -> Result<()> {
+        // Held by the caller, if it is open: attributes are read and set through it.
+        let reading = self.files.get(ino).map(|open| {
+            let file = self.new_file(ino, copy.file.clone(), false, Profile::DEFAULT)?;
+            Ok::<_, VaultError>((open, file))
+        });
+        let reading = reading.transpose()?;
         {
+            // Owner, mode, times and attributes are set with this lock held: from here on, those of the copy.
             let _tree = self.tree.write();
             let id = self.nodes.lock().id(ino).ok_or(VaultError::Stale)?;
             let places = self.places_of_node(anchored, ino)?;
             // A name that stayed with the old inode would be called stale.
             if places.is_empty() || places.len() != copy.names.len() {
                 return Err(VaultError::Stale);
+            }
+            if made_like(old, &*copy.file)? {
+                copy.file.sync_all().map_err(io("sync a copy"))?;
             }
             for ((dir, to, _), from) in places.iter().zip(&copy.names) {
                 *tried += 1;
@@ -174,6 +196,9 @@ impl Vault {
             let st = copy.file.stat().map_err(io("stat"))?;
             self.nodes.lock().exchanged(id, StoreId::from(&st));
             self.unsynced.add(StoreId::from(&st));
+            if let Some((open, file)) = reading {
+                open.go_to(file);
+            }
         }
         self.sync_store()
     }
@@ -242,21 +267,41 @@ fn copied(
     if !to.share_all(from).map_err(io("share the blocks of a file"))? {
         copy_data(from, st.len, &*to, limits)?;
     }
-    for (attr, value) in shown_attrs(|| from.list_xattr(), |attr| from.get_xattr(attr))? {
-        to.set_xattr(&attr, &value, 0).map_err(io("set an attribute"))?;
-    }
-    let made = to.stat().map_err(io("stat"))?;
-    if (made.uid, made.gid) != (st.uid, st.gid) {
-        to.set_owner(Some(st.uid), Some(st.gid)).map_err(io("set the owner"))?;
-    }
-    // As `Vault::mode_in_store`.
-    to.set_mode(st.mode & !SET_ID).map_err(io("set the mode"))?;
-    to.set_times(SetTime::At(st.atime), SetTime::At(st.mtime)).map_err(io("set times"))?;
+    made_like(from, &*to)?;
     to.sync_all().map_err(io("sync a copy"))?;
     for other in more {
         dir.hold(name).and_then(|held| held.link(dir, other)).map_err(io("link"))?;
     }
     Ok(to)
+}
+
+/// Gives a copy the attributes, the owner, the mode and the times that its original has now. False: it had them.
+fn made_like(from: &dyn BackendFile, to: &dyn BackendFile) -> Result<bool> {
+    let attrs_of = |file: &dyn BackendFile| shown_attrs(|| file.list_xattr(), |attr| file.get_xattr(attr));
+    let (attrs, had) = (attrs_of(from)?, attrs_of(to)?);
+    let (st, made) = (from.stat().map_err(io("stat"))?, to.stat().map_err(io("stat"))?);
+    // As `Vault::mode_in_store`.
+    let mode = st.mode & !SET_ID;
+    let shown = |st: &Stat, mode| (st.uid, st.gid, mode, st.atime, st.mtime);
+    if attrs == had && shown(&st, mode) == shown(&made, made.mode) {
+        return Ok(false);
+    }
+    if attrs != had {
+        // It may have the mode already, which may deny that to its owner, which is this process.
+        to.set_mode(COPYING).map_err(io("set the mode"))?;
+    }
+    for (attr, value) in attrs.iter().filter(|(attr, value)| had.get(*attr) != Some(*value)) {
+        to.set_xattr(attr, value, 0).map_err(io("set an attribute"))?;
+    }
+    for attr in had.keys().filter(|attr| !attrs.contains_key(*attr)) {
+        to.remove_xattr(attr).map_err(io("remove an attribute"))?;
+    }
+    if (made.uid, made.gid) != (st.uid, st.gid) {
+        to.set_owner(Some(st.uid), Some(st.gid)).map_err(io("set the owner"))?;
+    }
+    to.set_mode(mode).map_err(io("set the mode"))?;
+    to.set_times(SetTime::At(st.atime), SetTime::At(st.mtime)).map_err(io("set times"))?;
+    Ok(true)
 }
 
 /// Copies the data of a file of length `len`, and leaves its holes.

@@ -5,6 +5,7 @@ use super::{Link, NOWHERE, NodeTable, StoreId};
 use crate::{Ino, Kind, ROOT};
 use lamassu_anchor::ObjectId;
 use lamassu_store::backend::Stat;
+use std::collections::HashSet;
 use std::ffi::OsStr;
 
 /// Why an entry is not the expected node.
@@ -50,6 +51,16 @@ pub(crate) enum Go {
     No,
 }
 
+/// What the inode is that the store shows under a name of a node in place of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Elsewhere {
+    /// The node's now.
+    Follows,
+    /// The object's by its name, but not by its owner: another user may have put it there, or a crash have left it.
+    MayBeAnothers,
+    No,
+}
+
 /// A name that a node had.
 pub struct Named {
     pub ino: Ino,
@@ -61,12 +72,12 @@ pub struct Named {
 
 impl NodeTable {
     /// Takes the table for the next vault. Files and directories are closed, so only references, and nodes below, keep
-    /// a node.
-    pub fn take(&mut self) -> NodeTable {
+    /// a node. `open`: the files that programs have open nevertheless.
+    pub fn take(&mut self, open: &HashSet<Ino>) -> NodeTable {
         let root = self.nodes.get(&ROOT).map_or(StoreId { dev: self.root_dev, ino: ROOT, born: 0 }, |root| root.id);
         let mut table = std::mem::replace(self, NodeTable::of_root(root, self.by_hosts));
-        for node in table.nodes.values_mut() {
-            node.is_left_open |= node.kind == Kind::File && node.pins > 0;
+        for (ino, node) in &mut table.nodes {
+            node.is_left_open = open.contains(ino);
             node.pins = 0;
         }
         let parents: Vec<Ino> = table.nodes.values().flat_map(|node| &node.links).map(|link| link.parent).collect();
@@ -82,9 +93,10 @@ impl NodeTable {
 
     /// Forgets which objects nodes are whose numbers were not recorded before the turn was lost.
     pub fn bury_from(&mut self, first: ObjectId) {
-        let loose: Vec<Ino> = self.nodes.iter().filter(|(_, node)| node.object >= first).map(|(ino, _)| *ino).collect();
+        let loose = self.nodes.iter().filter(|(ino, node)| **ino != ROOT && node.object >= first);
+        let loose: Vec<Ino> = loose.map(|(ino, _)| *ino).collect();
         for ino in loose {
-            self.is_gone(ino);
+            self.bury(ino);
             if let Some(node) = self.nodes.get_mut(&ino) {
                 node.object = ObjectId::default();
             }
@@ -227,7 +239,8 @@ impl NodeTable {
         let identified = self.identify(st, object, go);
         let replaced = self.of_object(object).filter(|ino| *ino != ROOT && !self.is_open_file(*ino));
         match (identified, replaced) {
-            (Err(Met::OtherObject), Some(before)) if go == Some(Go::To) => {
+            // Also of another owner, as if the node had not been known: whatever changes it asks for the owner.
+            (Err(Met::OtherObject), Some(before)) if matches!(go, Some(Go::To | Go::No)) => {
                 if !self.take_number(Some(before), StoreId::from(st)) {
                     return Err(Met::OtherObject);
                 }
@@ -339,10 +352,20 @@ impl NodeTable {
         }
     }
 
-    /// Notes that another host has removed it.
+    /// Notes that another host has removed it: its object has no row.
     pub fn is_gone(&mut self, ino: Ino) {
-        if ino != ROOT {
+        if let Some(node) = self.nodes.get_mut(&ino).filter(|_| ino != ROOT) {
+            node.is_removed = true;
             self.bury(ino);
+        }
+    }
+
+    /// Remembers what was shown of a directory last: if another host removes it, programs may still ask for that, and
+    /// the kernel does before each use of the directory.
+    pub fn note_shown(&mut self, ino: Ino, st: Stat) {
+        let Some(node) = self.nodes.get_mut(&ino).filter(|node| node.live && node.kind == Kind::Dir) else { return };
+        if self.by_hosts {
+            node.last = Some(Box::new(st));
         }
     }
 }

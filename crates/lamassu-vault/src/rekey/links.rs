@@ -22,7 +22,8 @@ use std::sync::Arc;
 /// A link that is made and not yet put into place. Holds a reference to its node.
 pub(super) struct StagedLink {
     pub ino: Ino,
-    id: StoreId,
+    /// Of the old one, as it was then.
+    st: Stat,
     temp: OsString,
     target: StoredTarget,
     /// Of the target that it replaces.
@@ -31,8 +32,8 @@ pub(super) struct StagedLink {
 
 /// A new link for all names of an old one.
 struct NewLink {
-    /// The old one.
-    id: StoreId,
+    /// Of the old one, when the new one was made.
+    st: Stat,
     object: ObjectId,
     /// Its name in the staging directory.
     temp: OsString,
@@ -74,7 +75,7 @@ impl RekeyRun<'_> {
         let Some((target, old)) = self.fresh_target(&dir, &name)? else { return Ok(()) };
         let temp = self.make_link(&target, &st)?;
         vault.nodes.lock().add_reference(ino);
-        self.batch.add_link(StagedLink { ino, id: StoreId::from(&st), temp, target, old });
+        self.batch.add_link(StagedLink { ino, st, temp, target, old });
         Ok(())
     }
 
@@ -109,15 +110,30 @@ impl RekeyRun<'_> {
         Ok(temp)
     }
 
+    /// Gives a new link what was set of the old one since it was made, durably. The caller holds the tree lock, so
+    /// nothing is set until the new one has its place.
+    fn make_like_now(&self, staged: &dyn BackendDir, temp: &OsStr, (then, now): (&Stat, &Stat)) -> Result<()> {
+        let shown = |st: &Stat| (st.uid, st.gid, st.mtime);
+        if (shown(then), then.atime) == (shown(now), now.atime) {
+            return Ok(());
+        }
+        let held = staged.hold(temp).map_err(io("hold"))?;
+        held.set_owner(Some(now.uid), Some(now.gid)).map_err(io("set the owner"))?;
+        held.set_times(SetTime::At(now.atime), SetTime::At(now.mtime)).map_err(io("set times"))?;
+        // To read the old one may have changed that time.
+        if shown(then) == shown(now) { Ok(()) } else { self.vault.sync_store() }
+    }
+
     pub(super) fn place_link(&mut self, staged: &dyn BackendDir, link: StagedLink) -> Result<()> {
         let vault = self.vault;
         let _pass = vault.change()?;
         let _tree = vault.tree.write();
         let (dir, name, st) = vault.place(link.ino)?;
         // Where hosts share the vault, it may have got another number from the store.
-        if st.nlink > 1 || !(link.id.is_of(&st) || vault.is_shared_by_hosts()) {
+        if st.nlink > 1 || !(link.st.is_same(&st) || vault.is_shared_by_hosts()) {
             return Ok(()); // it got another name meanwhile, which is noted
         }
+        self.make_like_now(staged, &link.temp, (&link.st, &st))?;
         let object = vault.object_at(&dir, &name)?;
         let digests = (link.old, link.target.digest());
         let step = || self.put(&dir, &name, &link.target, |dir, name| replace(staged, &link.temp, dir, name));
@@ -215,7 +231,7 @@ impl RekeyRun<'_> {
         };
         let Some(((target, old), object, st)) = found else { return Ok(()) };
         let temp = self.make_link(&target, &st)?;
-        let new = NewLink { id, object, temp, target, old };
+        let new = NewLink { st, object, temp, target, old };
         if self.exchange_all(&new, names, false)? {
             return Ok(());
         }
@@ -303,7 +319,8 @@ impl RekeyRun<'_> {
         let _pass = vault.change()?;
         vault.sync_store()?;
         let _tree = vault.tree.write();
-        let places = self.places_of(new.id, names)?;
+        let id = StoreId::from(&new.st);
+        let places = self.places_of(id, names)?;
         let old_link = places.first().map(|(.., st)| *st);
         let stored = || {
             places.first().map(|(dir, name, _)| vault.path_in(dir.ino, name).display().to_string()).unwrap_or_default()
@@ -321,14 +338,15 @@ impl RekeyRun<'_> {
             }
             Some(_) | None => {}
         }
+        old_link.map_or(Ok(()), |st| self.make_like_now(&*staged, &new.temp, (&new.st, &st)))?;
         let digests = (new.old, new.target.digest());
         // All names at once: each shows the old target or the new one.
-        let step = || self.put_all(new.id, &places, &new.target, (&*staged, &new.temp, &spare));
+        let step = || self.put_all(id, &places, &new.target, (&*staged, &new.temp, &spare));
         let olds = vault.replacing(new.object, SealedPart::Content, digests, &stored, step)?;
         let made = staged.stat_entry(&new.temp).map_err(io("stat"))?;
         staged.unlink(&new.temp).map_err(io("unlink"))?;
         if let Some(old_link) = old_link {
-            self.exchanged(new.id, &made);
+            self.exchanged(id, &made);
             olds.iter().for_each(|(dir, rest)| remove_unneeded_rest(dir, rest, &old_link));
             self.walk.done.links += 1;
         }

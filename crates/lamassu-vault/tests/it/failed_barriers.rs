@@ -198,9 +198,9 @@ fn a_barrier_beside_one_that_failed_settles_nothing() {
     let (_, handle) = v.new_file("f");
     v.write(handle, 0, &old).unwrap();
     v.sync_all().unwrap();
-    // Two names that the anchor does not know: its fsync has a barrier of the whole store.
+    // Two names in two directories, which the anchor does not know: its fsync has a barrier of the whole store.
     let (other, other_handle) = v.new_file("g");
-    v.link(other.attr.ino, ROOT, n("h")).unwrap();
+    v.link(other.attr.ino, v.dir("d"), n("h")).unwrap();
     v.write(handle, 0, &new).unwrap();
     *store.stage.lock().unwrap() = Stage::AwaitsFirst;
     std::thread::scope(|s| {

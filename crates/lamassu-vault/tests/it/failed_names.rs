@@ -11,6 +11,7 @@ use lamassu_store::backend::{FaultBackend, MemoryBackend};
 use lamassu_vault::*;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -361,4 +362,49 @@ fn re_keying_beside_a_rename_without_an_outcome_misses_nothing() {
     v.maintain().unwrap();
     assert_eq!(seen(&v), before);
     Prepared { store, fault, lab, v }.settle("re-keyed meanwhile");
+}
+
+/// An entry that is removed, and cannot leave the store yet, is not taken for one that nobody recorded.
+#[test]
+fn a_removed_directory_waits_for_what_was_in_it() {
+    for recipe in [Recipe::default(), Recipe::plain()] {
+        let prepared = Prepared::new(recipe);
+        let (v, faults) = (&prepared.v, prepared.fault.faults());
+        v.put("d/c", b"c");
+        v.sync_all().unwrap();
+        let at = v.stored_path(n("d")).unwrap();
+        faults.rule(|c| (c.call == Call::Unlink).then_some(Fault::Errno(libc::EIO)));
+        common::anchored::rm(v, "d/c").unwrap();
+        common::anchored::rmdir(v, "d").unwrap();
+        v.sync_all().unwrap_err();
+        let in_store = |name: &OsStr| prepared.store.root().stat_entry(name).is_ok();
+        assert_eq!((in_store(at.as_os_str()), in_store(n("lamassu.lost"))), (true, false));
+        faults.clear_rules();
+        v.sync_all().unwrap();
+        assert_eq!((in_store(at.as_os_str()), in_store(n("lamassu.lost"))), (false, false));
+        prepared.settle("afterwards");
+    }
+}
+
+/// The name of one entry does not wait for another one that cannot leave the store.
+#[test]
+fn what_cannot_leave_the_store_keeps_no_other_name() {
+    for recipe in [Recipe::default(), Recipe::plain()] {
+        let prepared = Prepared::new(recipe);
+        let (v, faults) = (&prepared.v, prepared.fault.faults());
+        let stuck = v.stored_path(n("f")).unwrap();
+        faults.rule(move |c| {
+            (c.call == Call::Unlink && c.name == Some(stuck.as_os_str())).then_some(Fault::Errno(libc::EIO))
+        });
+        for name in ["f", "g"] {
+            v.unlink(ROOT, n(name)).unwrap();
+        }
+        v.put("g", b"again");
+        v.rmdir(ROOT, n("d")).unwrap();
+        v.dir("d");
+        v.unlink(ROOT, n("g")).unwrap();
+        renamed(v, "new", "g", RenameMode::NoReplace).unwrap();
+        faults.clear_rules();
+        prepared.settle("afterwards");
+    }
 }

@@ -116,18 +116,8 @@ fn at_each_barrier(is_rename: bool, meanwhile: Meanwhile) {
     }
 }
 
-/// False: there was no such barrier.
-fn has_targets_after(recipe: &Recipe, is_rename: bool, meanwhile: Meanwhile, nth: u64) -> bool {
-    let what = format!("rename: {is_rename}, anchored: {}, barrier {nth}", recipe.table.is_some());
-    let target = "t".repeat(2_000);
-    let fault = Arc::new(FaultBackend::new(Arc::new(MemoryBackend::new())));
-    let backend: Arc<dyn Backend> = fault.clone();
-    let v = recipe.make(&backend);
-    v.dir("d");
-    v.symlink(v.ino("d"), n("a"), target.as_bytes(), me()).unwrap();
-    v.link(v.ino("d/a"), v.ino("d"), n("b")).unwrap();
-    v.close().unwrap();
-    let v = recipe.open_with(&backend, &[1], &[2, 1]);
+/// Re-keys a vault. Returns whether there were so many barriers, at the last of which something is done.
+fn was_rekeyed_while(v: &Vault, fault: &FaultBackend, nth: u64, meanwhile: impl Fn() + Sync) -> bool {
     let at = fault.faults().calls(Call::SyncStore) + nth;
     // The rule waits for a thread that uses the vault.
     let ((ask, asked), (tell, told)) = (channel::<()>(), channel::<()>());
@@ -140,9 +130,10 @@ fn has_targets_after(recipe: &Recipe, is_rename: bool, meanwhile: Meanwhile, nth
         None
     });
     let done = std::thread::scope(|scope| {
-        let other = scope.spawn(|| {
+        let meanwhile = &meanwhile;
+        let other = scope.spawn(move || {
             for () in asked {
-                meanwhile(&v, "c");
+                meanwhile();
                 tell.send(()).unwrap();
             }
         });
@@ -151,8 +142,60 @@ fn has_targets_after(recipe: &Recipe, is_rename: bool, meanwhile: Meanwhile, nth
         other.join().unwrap();
         done.unwrap()
     });
-    let was_reached = fault.faults().calls(Call::SyncStore) >= at;
-    assert!(done.complete && done.failed == 0, "{what}: {done:?}");
+    assert!(done.complete && done.failed == 0, "barrier {nth}: {done:?}");
+    fault.faults().calls(Call::SyncStore) >= at
+}
+
+/// A user gives links to another one, and sets their times, while they are re-keyed.
+#[test]
+fn what_is_set_of_a_link_meanwhile_is_kept() {
+    const LONG_AGO: Time = Time { seconds: 1_000_000, nanos: 5 };
+    let uid = if me().uid == 0 { 7 } else { me().uid };
+    for make in [Recipe::default, || Recipe::default().anchored()] {
+        for nth in 1.. {
+            let recipe = make();
+            let fault = Arc::new(FaultBackend::new(Arc::new(MemoryBackend::new())));
+            let backend: Arc<dyn Backend> = fault.clone();
+            let v = recipe.make(&backend);
+            ["a", "b"].iter().for_each(|name| _ = v.symlink(ROOT, n(name), b"target", me()).unwrap());
+            v.link(v.ino("b"), ROOT, n("c")).unwrap();
+            v.close().unwrap();
+            let v = recipe.open_with(&backend, &[1], &[2, 1]);
+            let set = |mtime| SetAttr { uid: Some(uid), mtime: Some(SetTime::At(mtime)), ..SetAttr::default() };
+            let was_reached = was_rekeyed_while(&v, &fault, nth, || {
+                ["a", "b"].iter().for_each(|name| _ = v.setattr(v.ino(name), None, &set(LONG_AGO)).unwrap());
+            });
+            for name in ["a", "b", "c"].iter().filter(|_| was_reached) {
+                let attr = v.find(name).unwrap().attr;
+                assert_eq!((attr.uid, attr.mtime), (uid, LONG_AGO), "{name}, barrier {nth}");
+                // The store has the owner, too.
+                v.setattr(attr.ino, None, &SetAttr { by: Some(uid), ..set(LONG_AGO) }).unwrap();
+            }
+            v.close().unwrap();
+            let v = recipe.open_with(&backend, &[1], &[2]);
+            ["a", "b", "c"].iter().for_each(|name| assert_eq!(v.readlink(v.ino(name)).unwrap(), b"target"));
+            v.clean();
+            if !was_reached {
+                assert!(nth > 2);
+                break;
+            }
+        }
+    }
+}
+
+/// False: there was no such barrier.
+fn has_targets_after(recipe: &Recipe, is_rename: bool, meanwhile: Meanwhile, nth: u64) -> bool {
+    let what = format!("rename: {is_rename}, anchored: {}, barrier {nth}", recipe.table.is_some());
+    let target = "t".repeat(2_000);
+    let fault = Arc::new(FaultBackend::new(Arc::new(MemoryBackend::new())));
+    let backend: Arc<dyn Backend> = fault.clone();
+    let v = recipe.make(&backend);
+    v.dir("d");
+    v.symlink(v.ino("d"), n("a"), target.as_bytes(), me()).unwrap();
+    v.link(v.ino("d/a"), v.ino("d"), n("b")).unwrap();
+    v.close().unwrap();
+    let v = recipe.open_with(&backend, &[1], &[2, 1]);
+    let was_reached = was_rekeyed_while(&v, &fault, nth, || meanwhile(&v, "c"));
     let names: &[&str] = match (was_reached, is_rename) {
         (false, _) => &["a", "b"],
         (true, true) => &["a", "c"],

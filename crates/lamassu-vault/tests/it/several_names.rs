@@ -5,9 +5,9 @@ use crate::common;
 use common::keyed::{ACCESS, acl};
 use common::turns::{Host, Lab};
 use common::*;
-use lamassu_store::Backend;
 use lamassu_store::backend::RenameMode;
 use lamassu_store::backend::fault::{Call, Fault};
+use lamassu_store::{Backend, StoreError};
 use lamassu_vault::*;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, lchown};
@@ -33,15 +33,20 @@ pub(crate) fn set_id(at: &Path) -> u32 {
     at.metadata().unwrap().mode() & 0o7000
 }
 
-fn is_refused<T: std::fmt::Debug>(done: Result<T>) {
+pub(crate) fn is_refused<T: std::fmt::Debug>(done: Result<T>) {
     assert!(
         matches!(&done, Err(VaultError::Io { source, .. }) if source.raw_os_error() == Some(libc::EPERM)),
         "{done:?}"
     );
 }
 
+/// By its owner it is the file, whose first page is damaged.
+pub(crate) fn is_damaged<T: std::fmt::Debug>(done: Result<T>) {
+    assert!(matches!(&done, Err(VaultError::Store(StoreError::Damaged(_)))), "{done:?}");
+}
+
 /// A file `f` that is also `d/g`. Returns its number, and where both names are in the store.
-fn with_two_names(lab: &Lab, v: &Vault) -> (Ino, [PathBuf; 2]) {
+pub(crate) fn with_two_names(lab: &Lab, v: &Vault) -> (Ino, [PathBuf; 2]) {
     v.put("f", b"content");
     let (f, d) = (v.ino("f"), v.dir("d"));
     v.link(f, d, n("g")).unwrap();
@@ -139,7 +144,7 @@ fn an_inode_of_another_owner_is_not_found_again_when_a_turn_begins() {
 }
 
 /// Another file of root's is at `d/g`, where the other user has moved it. That name is looked up first.
-fn moved_there(lab: &Lab, at: &Path, mode: u32) -> Vault {
+pub(crate) fn moved_there(lab: &Lab, at: &Path, mode: u32) -> Vault {
     let roots = lab.dir.path().join("roots");
     fs::copy(at, &roots).unwrap();
     fs::set_permissions(&roots, fs::Permissions::from_mode(mode)).unwrap();
@@ -317,6 +322,67 @@ fn an_open_file_goes_on_when_a_name_of_it_that_led_elsewhere_is_removed() {
     }
 }
 
+/// Once it is closed, a lookup knows which inode is the file's.
+#[test]
+fn a_file_that_was_open_when_such_a_name_was_removed_can_be_changed_after_it_is_closed() {
+    if !is_root() {
+        return;
+    }
+    let lab = Lab::new();
+    let mut a = Host::default();
+    let v = lab.turn(&mut a, 1, true);
+    let (f, at) = with_two_names(&lab, &v);
+    let handle = v.open_file(f, RW).unwrap();
+    put_in_its_place(&at[1]);
+    assert_eq!(v.ino("d/g"), f);
+    lab.end(&mut a, v);
+    let v = lab.turn(&mut a, 1, true);
+    v.unlink(v.ino("d"), n("g")).unwrap();
+    is_refused(v.setattr(v.ino("f"), None, &SetAttr { mode: Some(0o600), by: Some(0), ..SetAttr::default() }));
+    v.release(handle).unwrap();
+    lab.end(&mut a, v);
+    let v = lab.turn(&mut a, 1, true);
+    v.setattr(v.ino("f"), None, &SetAttr { mode: Some(0o600), by: Some(0), ..SetAttr::default() }).unwrap();
+    lab.end(&mut a, v);
+}
+
+/// A host changed the owner of a file, and stopped before that was durable. The one that took the file over gave its
+/// copy the owner that it saw.
+#[test]
+fn root_mends_an_owner_that_a_crash_has_left_also_where_the_file_is_known() {
+    if !is_root() {
+        return;
+    }
+    for is_dir in [false, true] {
+        let lab = Lab::new();
+        let (mut a, mut b) = (Host::default(), Host::default());
+        let v = lab.turn(&mut a, 1, true);
+        if is_dir {
+            _ = v.dir("f")
+        } else {
+            v.put("f", b"content")
+        }
+        let at = stored(&lab, &v, "f");
+        lab.end(&mut a, v);
+        match is_dir {
+            true => lchown(&at, Some(THEIRS), Some(THEIRS)).unwrap(),
+            false => put_in_its_place(&at),
+        }
+        let root = SetAttr { uid: Some(0), gid: Some(0), by: Some(0), ..SetAttr::default() };
+        for host in [&mut a, &mut b] {
+            let v = lab.turn(host, 1, true);
+            is_refused(v.setattr(v.ino("f"), None, &SetAttr { mode: Some(0o700), ..SetAttr::default() }));
+            assert_eq!(v.find("f").unwrap().attr.uid, 0);
+            lab.end(host, v);
+        }
+        let v = lab.turn(&mut a, 1, true);
+        v.setattr(v.ino("f"), None, &root).unwrap();
+        lab.end(&mut a, v);
+        assert_eq!(at.metadata().unwrap().uid(), 0);
+        lab.opened(&[1]).clean();
+    }
+}
+
 /// Of a file with one name in the other user's directory: what lies there when a turn begins has the right owner, since
 /// root gave it to itself, and not the content.
 #[test]
@@ -342,7 +408,7 @@ fn what_has_not_the_content_of_a_file_gets_neither_its_owner_nor_set_id_bits() {
     fs::hard_link(&program, &at[1]).unwrap();
     let to_root = SetAttr { uid: Some(0), by: Some(0), ..SetAttr::default() };
     let v = lab.turn(&mut b, 1, true);
-    is_refused(v.setattr(v.ino("x"), None, &to_root));
+    is_damaged(v.setattr(v.ino("x"), None, &to_root));
     lab.end(&mut b, v);
     assert_eq!(program.metadata().unwrap().uid(), THEIRS);
     // One that is root's for another reason.
@@ -351,7 +417,7 @@ fn what_has_not_the_content_of_a_file_gets_neither_its_owner_nor_set_id_bits() {
     fs::rename(&program, &at[0]).unwrap();
     let v = lab.turn(&mut a, 1, true);
     for mode in [0o4755, 0o600] {
-        is_refused(v.setattr(file.attr.ino, None, &SetAttr { mode: Some(mode), by: Some(0), ..SetAttr::default() }));
+        is_damaged(v.setattr(file.attr.ino, None, &SetAttr { mode: Some(mode), by: Some(0), ..SetAttr::default() }));
     }
     assert_eq!(at[0].metadata().unwrap().mode() & 0o7777, 0o644);
     // An inode of holes is like an empty one; who has it mapped may fill it later.
@@ -557,7 +623,7 @@ fn what_was_moved_is_found_in_a_turn_that_only_looks() {
     v.close().unwrap();
 }
 
-fn content_of(v: &Vault, handle: HandleId) -> Vec<u8> {
+pub(crate) fn content_of(v: &Vault, handle: HandleId) -> Vec<u8> {
     let mut data = vec![0; 100];
     let len = v.read(handle, 0, &mut data).unwrap();
     data.truncate(len);

@@ -9,14 +9,14 @@
 
 use super::{retry, stat_fd, stat_of};
 use crate::backend::{Kind, Stat};
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use rustix::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{AtFlags, Mode, OFlags, Statx};
 use rustix::io::Errno;
 use std::ffi::CStr;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Locked exclusively while a mode is lent, and shared while a mode is set, so that restoring a lent mode never undoes
 /// a chmod.
@@ -26,9 +26,29 @@ static LENT: AtomicU64 = AtomicU64::new(0);
 
 /// The bits that a directory is lent.
 const OWNER_BITS: u32 = 0o700;
-/// How often an open of a file with a lease on it is tried again, and after how long.
-const LEASE_TRIES: u32 = 10;
+/// The pauses of opens that meet a lease, see [`open_held`].
+static PATIENCE: Mutex<Patience> = Mutex::new(Patience { since: None, pauses: 0 });
 const LEASE_PAUSE: Duration = Duration::from_millis(20);
+/// How many pauses all opens of this process together may make, in which time.
+const PAUSES_MAX: u32 = 10;
+const PATIENCE_IN: Duration = Duration::from_secs(2);
+
+/// How long opens have waited for leases lately.
+struct Patience {
+    since: Option<Instant>,
+    pauses: u32,
+}
+
+impl Patience {
+    /// Whether an open may pause now.
+    fn take(&mut self, now: Instant) -> bool {
+        if self.since.is_none_or(|since| now.duration_since(since) >= PATIENCE_IN) {
+            *self = Patience { since: Some(now), pauses: 0 };
+        }
+        self.pauses += 1;
+        self.pauses <= PAUSES_MAX
+    }
+}
 
 pub(super) fn proc_path(fd: BorrowedFd<'_>) -> String {
     format!("/proc/self/fd/{}", fd.as_raw_fd())
@@ -148,16 +168,18 @@ fn lend<T>(
 }
 
 /// The inode that is held, opened anew.
-/// A lease on the file (`F_SETLEASE` of fcntl(2)), which its owner may take, holds an open up for 45 seconds. So it is
-/// asked for without waiting, a few times, and fails with `EAGAIN`: nobody else is to wait for it.
+///
+/// A lease on the file (`F_SETLEASE` of fcntl(2)), which its owner may take, holds an open up for 45 seconds. So the
+/// open does not wait in the kernel; it recalls the lease, is tried again a few times, and fails with `EAGAIN`. Others
+/// may wait for locks meanwhile. Therefore all opens share these pauses: whoever takes leases on many files holds up
+/// nobody for longer than with one.
 pub(super) fn open_held(held: BorrowedFd<'_>, flags: OFlags) -> rustix::io::Result<OwnedFd> {
-    for _ in 0..LEASE_TRIES {
+    loop {
         match open_held_once(held, flags) {
-            Err(Errno::AGAIN) => std::thread::sleep(LEASE_PAUSE),
-            other => return other,
+            Err(Errno::AGAIN) if PATIENCE.lock().take(Instant::now()) => std::thread::sleep(LEASE_PAUSE),
+            opened => return opened,
         }
     }
-    open_held_once(held, flags)
 }
 
 fn open_held_once(held: BorrowedFd<'_>, flags: OFlags) -> rustix::io::Result<OwnedFd> {
@@ -173,4 +195,19 @@ fn fchmodat2(dir: BorrowedFd<'_>, name: &CStr, mode: u32, flags: AtFlags) -> rus
     // kernel writes to neither.
     let rc = unsafe { libc::syscall(libc::SYS_fchmodat2, dir.as_raw_fd(), name.as_ptr(), mode, flags.bits()) };
     if rc == 0 { Ok(()) } else { Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn opens_that_meet_leases_share_their_patience() {
+        let mut patience = Patience { since: None, pauses: 0 };
+        let begin = Instant::now();
+        let taken = |patience: &mut Patience, now| (0..300).filter(|_| patience.take(now)).count();
+        assert_eq!(taken(&mut patience, begin), PAUSES_MAX as usize);
+        assert_eq!(taken(&mut patience, begin + PATIENCE_IN / 2), 0);
+        assert_eq!(taken(&mut patience, begin + PATIENCE_IN), PAUSES_MAX as usize);
+    }
 }

@@ -288,6 +288,29 @@ fn a_takeover_that_was_cut_off_is_not_given_up() {
     v.close().unwrap();
 }
 
+/// It is completed by whoever makes the file shorter, as by an open.
+#[test]
+fn a_takeover_that_was_cut_off_is_completed_by_a_truncation() {
+    let (recipe, left, table) = left_open_with(0);
+    let lab = Faulty::over(recipe, &left, &table);
+    let v = lab.open();
+    lab.faults().rule(|call| (call.call == Call::Rename && is_of_copy(call, 2)).then_some(Fault::Errno(libc::EIO)));
+    v.maintain().unwrap();
+    let lab = lab.killed(v);
+    let v = lab.open();
+    assert_eq!(v.ino("f"), v.ino("d/g"));
+    assert_ne!(stored_number(&v, &*lab.store, "f"), stored_number(&v, &*lab.store, "d/g"));
+    let size = Some(BLOCK as u64);
+    let set = SetAttr { size, mode: Some(0o600), mtime: Some(SetTime::At(LONG_AGO)), ..SetAttr::default() };
+    v.setattr(v.ino("f"), None, &set).unwrap();
+    for name in NAMES {
+        let attr = v.find(name).unwrap().attr;
+        assert_eq!((attr.size, attr.mode & 0o7777, attr.mtime), (BLOCK as u64, 0o600, LONG_AGO), "{name}");
+    }
+    assert_eq!(stored_number(&v, &*lab.store, "f"), stored_number(&v, &*lab.store, "d/g"));
+    v.close().unwrap();
+}
+
 /// A freeze begins while the file is being opened for a change. It waits for that, and the file is taken over.
 #[test]
 fn a_takeover_is_made_although_a_freeze_waits() {
@@ -315,6 +338,91 @@ fn a_takeover_is_made_although_a_freeze_waits() {
     v.write(handle, 0, &[9; BLOCK]).unwrap();
     v.fsync(handle, false).unwrap();
     assert_eq!(blocks(&v).unwrap(), [9, 3, 1]);
+}
+
+/// What is set of the file while it is copied, and before the copy is in use, is set of the copy: by who has it open
+/// for reading, and by who has not.
+#[test]
+fn what_is_set_of_a_file_while_it_is_taken_over_is_kept() {
+    for (is_open, is_placed) in [(false, false), (false, true), (true, false), (true, true)] {
+        let (recipe, left, table) = left_open(|v| {
+            v.link(v.ino("f"), v.dir("d"), n("g")).unwrap();
+            set_of(v, "user.stays", b"as it is");
+            set_of(v, "user.changes", b"before");
+            set_of(v, "user.goes", b"before");
+        });
+        let lab = Faulty::over(recipe, &left, &table);
+        let v = Arc::new(lab.open());
+        let before = stored_number(&v, &*lab.store, "f");
+        let ino = v.ino("f");
+        // Whoever opens it for reading takes it over, too, unless the vault is frozen.
+        v.freeze().unwrap();
+        let reading = is_open.then(|| v.open_file(ino, RO).unwrap());
+        v.thaw().unwrap();
+        let (setting, has_set, is_given) = (v.clone(), AtomicBool::new(false), AtomicBool::new(false));
+        lab.faults().rule(move |call| {
+            let is_now = match is_placed {
+                false => call.call == Call::SyncAll,
+                true => call.call == Call::Read && is_given.load(Ordering::Relaxed),
+            };
+            if call.call == Call::Rename && is_of_copy(call, 2) {
+                is_given.store(true, Ordering::Relaxed);
+            }
+            if is_now && !has_set.swap(true, Ordering::Relaxed) {
+                let v = setting.clone();
+                std::thread::spawn(move || set_all(&v)).join().unwrap();
+            }
+            None
+        });
+        let handle = v.open_file(ino, RW).unwrap();
+        lab.faults().clear_rules();
+        let what = format!("open: {is_open}, has its names: {is_placed}");
+        assert_ne!(stored_number(&v, &*lab.store, "f"), before, "{what}");
+        is_set(&v, &what);
+        v.release(handle).unwrap();
+        is_set(&v, &what);
+        reading.into_iter().for_each(|reading| v.release(reading).unwrap());
+        v.close().unwrap();
+        drop(v);
+        let v = lab.open();
+        is_set(&v, &what);
+        v.release(v.open_file(v.ino("f"), RW).unwrap()).unwrap();
+        v.clean();
+        v.close().unwrap();
+    }
+}
+
+/// An owner that only root can give.
+fn other_owner() -> u32 {
+    if me().uid == 0 { 7 } else { me().uid }
+}
+
+const LONG_AGO: Time = Time { seconds: 1_000_000, nanos: 5 };
+
+fn set_of(v: &Vault, name: &str, value: &[u8]) {
+    v.set_xattr(v.ino("f"), n(name), value, SetXattr::Any).unwrap();
+}
+
+fn set_all(v: &Vault) {
+    let f = v.ino("f");
+    set_of(v, "user.changes", b"since");
+    set_of(v, "user.comes", b"since");
+    v.remove_xattr(f, n("user.goes")).unwrap();
+    let uid = Some(other_owner());
+    let mode = Some(0o440);
+    v.setattr(f, None, &SetAttr { uid, mode, mtime: Some(SetTime::At(LONG_AGO)), ..SetAttr::default() }).unwrap();
+}
+
+#[track_caller]
+fn is_set(v: &Vault, what: &str) {
+    let f = v.ino("f");
+    let values = ["user.stays", "user.changes", "user.comes"].map(|name| v.get_xattr(f, n(name)).unwrap());
+    assert_eq!(values, [b"as it is".to_vec(), b"since".to_vec(), b"since".to_vec()], "{what}");
+    let gone = v.get_xattr(f, n("user.goes"));
+    assert!(matches!(gone, Err(VaultError::NoAttribute)), "{what}: {gone:?}");
+    let attr = v.getattr(f, None).unwrap();
+    assert_eq!((attr.uid, attr.mode & 0o7777, attr.mtime), (other_owner(), 0o440, LONG_AGO), "{what}");
+    assert_eq!(blocks(v).unwrap(), [2, 3, 1], "{what}");
 }
 
 /// While the file is copied it gets another name. The copy has one too few, and another is made.

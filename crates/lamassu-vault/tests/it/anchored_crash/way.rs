@@ -51,3 +51,47 @@ fn what_was_moved_out_of_a_directory_survives_that_it_is_replaced() {
         run.survive(true);
     }
 }
+
+/// fsync of a directory, or of a file, syncs one directory. Another name of what it is for may be in another one.
+#[test]
+fn an_fsync_makes_no_name_durable_in_a_directory_that_it_has_not_synced() {
+    fn link(v: &Vault, path: &str) {
+        v.link(v.ino(path), v.ino("e"), n("y")).unwrap();
+    }
+    type Change = fn(&Vault);
+    let cases: [(Option<&str>, Change); 3] = [
+        (Some("X"), |v| {
+            link(v, "d/x");
+            rm(v, "d/x").unwrap();
+            fsync_dir(v, "d");
+        }),
+        (Some("S"), |v| {
+            link(v, "d/s/deep");
+            rm(v, "d/s/deep").unwrap();
+            rmdir(v, "d/s").unwrap();
+            fsync_dir(v, "d");
+        }),
+        (None, |v| {
+            link(v, "d/f");
+            fsync(v, "d/f");
+        }),
+    ];
+    for (always, change) in cases {
+        let made = |v: &Vault| {
+            ["d", "d/s", "e"].iter().for_each(|dir| _ = v.dir(dir));
+            link_to(v, "d/x", "X");
+            link_to(v, "d/s/deep", "S");
+            v.put("d/f", &1_u64.to_le_bytes());
+        };
+        let steps: Vec<Step<'_>> =
+            vec![("", &made), ("sync!", &sync), ("", &change), ("", &|v| link_to(v, "end", "E"))];
+        for recipe in [Recipe::default(), Recipe::plain()] {
+            let mut run = run(recipe, &steps);
+            // Behind the first sync.
+            run.states.drain(..2);
+            run.states[0].0 += 1;
+            run.always = always.map(str::to_owned).into_iter().collect();
+            run.survive(true);
+        }
+    }
+}

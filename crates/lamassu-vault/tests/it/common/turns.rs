@@ -132,7 +132,7 @@ impl Lab {
         self.opened_with(all, options(false))
     }
 
-    fn opened_with(&self, all: &[u8], options: Options) -> Vault {
+    pub fn opened_with(&self, all: &[u8], options: Options) -> Vault {
         self.table.has_ended.store(false, Ordering::SeqCst);
         let turn = Arc::new(InTurn { served: self.table.clone(), is_over: AtomicBool::new(false) });
         if let Some(before) = self.present.lock().replace(turn.clone()) {

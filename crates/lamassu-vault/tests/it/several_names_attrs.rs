@@ -1,0 +1,135 @@
+//! Attributes, sizes and owners of a file where another user has put an inode under one of its names, or where its
+//! first page is damaged.
+use crate::common;
+use crate::several_names::{
+    THEIRS, content_of, is_damaged, is_refused, is_root, moved_there, put_in_its_place, stored, with_two_names,
+};
+
+use common::keyed::{ACCESS, acl};
+use common::turns::{Host, Lab};
+use common::*;
+use lamassu_format::profile::Choice;
+use lamassu_format::{Method, Profile};
+use lamassu_store::StoreError;
+use lamassu_vault::event::Events;
+use lamassu_vault::*;
+use std::fs;
+use std::os::unix::fs::{FileExt, MetadataExt, fchown};
+
+const BY_ROOT: SetAttr =
+    SetAttr { mode: None, uid: None, gid: None, size: None, atime: None, mtime: None, by: Some(0) };
+
+/// Another file of root's is where the other user has moved it: under a name of `f`, which is asked for by the other.
+#[test]
+fn attributes_of_a_file_of_roots_under_another_name_stay() {
+    if !is_root() {
+        return;
+    }
+    let lab = Lab::new();
+    let mut a = Host::default();
+    let v = lab.turn(&mut a, 1, true);
+    let (_, at) = with_two_names(&lab, &v);
+    lab.end(&mut a, v);
+    let v = moved_there(&lab, &at[1], 0o600);
+    let f = v.ino("f");
+    for name in ["user.note", ACCESS] {
+        is_refused(v.remove_xattr(f, n(name)));
+    }
+    is_refused(v.set_xattr(f, n("user.note"), b"of f", SetXattr::Any));
+    is_refused(v.set_xattr(f, n(ACCESS), &acl(1000, 7), SetXattr::Any));
+    let mut names = [0_u8; 1000];
+    assert_eq!(rustix::fs::listxattr(&at[1], &mut names[..]).unwrap_or_default(), 0);
+    v.close().unwrap();
+    // The file has none that it has not got.
+    fs::remove_file(&at[1]).unwrap();
+    fs::hard_link(&at[0], &at[1]).unwrap();
+    let v = lab.turn(&mut Host::default(), 1, true);
+    assert!(v.list_xattr(v.ino("f")).unwrap().is_empty());
+    lab.opened(&[1]).clean();
+}
+
+/// A user shortens a program, which clears its set-id bits: both, or neither.
+#[test]
+fn what_keeps_its_set_id_bits_keeps_its_content() {
+    if !is_root() {
+        return;
+    }
+    let lab = Lab::new();
+    let (mut a, mut b) = (Host::default(), Host::default());
+    let v = lab.turn(&mut a, 1, true);
+    let (f, at) = with_two_names(&lab, &v);
+    v.setattr(f, None, &SetAttr { mode: Some(0o4755), ..BY_ROOT }).unwrap();
+    let handle = v.open_file(f, RW).unwrap();
+    put_in_its_place(&at[1]);
+    assert_eq!(v.ino("d/g"), f);
+    let shorter = SetAttr { size: Some(3), mode: Some(0o755), ..SetAttr::default() };
+    is_refused(v.setattr(f, Some(handle), &shorter));
+    assert_eq!((v.getattr(f, None).unwrap().mode & 0o7777, content_of(&v, handle)), (0o4755, b"content".to_vec()));
+    v.release(handle).unwrap();
+    fs::remove_file(&at[1]).unwrap();
+    fs::hard_link(&at[0], &at[1]).unwrap();
+    lab.end(&mut a, v);
+    // Where nothing is in the way; the other name is looked up for a set-id bit.
+    for mode in [0o2755, 0o755] {
+        let v = lab.turn(&mut b, 1, true);
+        v.put("f", b"content");
+        v.setattr(v.ino("f"), None, &SetAttr { mode: Some(mode), size: Some(3), ..BY_ROOT }).unwrap();
+        let attr = v.find("f").unwrap().attr;
+        assert_eq!((attr.mode & 0o7777, v.get("f")), (mode, b"con".to_vec()));
+        lab.end(&mut b, v);
+        b = Host::default();
+    }
+    lab.opened(&[1]).clean();
+}
+
+/// Damage of the right owner's file is reported as such. Of what has another owner nothing is known.
+#[test]
+fn a_file_whose_first_page_is_damaged_is_not_given_away() {
+    if !is_root() {
+        return;
+    }
+    let lab = Lab::new();
+    let mut a = Host::default();
+    let v = lab.turn(&mut a, 1, true);
+    let (_, at) = with_two_names(&lab, &v);
+    lab.end(&mut a, v);
+    let file = fs::File::options().write(true).open(&at[0]).unwrap();
+    file.write_all_at(&[0xaa; 64], 500).unwrap();
+    let to_another = SetAttr { uid: Some(7), ..BY_ROOT };
+    let events = Events::default();
+    let v = lab.opened_with(&[1], Options { events: events.clone(), ..options(false) });
+    let f = v.ino("d/g");
+    is_damaged(v.setattr(f, None, &to_another));
+    assert_eq!(events.counts().found.iter().map(|found| found.count).sum::<u64>(), 1, "{:?}", events.counts());
+    // It is not emptied, either: it may be another user's, who has names of it.
+    is_damaged(v.setattr(f, None, &SetAttr { size: Some(0), ..BY_ROOT }));
+    assert_eq!((file.metadata().unwrap().uid(), file.metadata().unwrap().len() > 0), (0, true));
+    v.close().unwrap();
+    fchown(&file, Some(THEIRS), None).unwrap();
+    let v = lab.opened_with(&[1], options(false));
+    is_refused(v.setattr(v.ino("f"), None, &to_another));
+}
+
+/// Who may use only approved primitives gives files of other hashes away, which they cannot read.
+#[test]
+fn owners_of_files_that_do_not_open_are_changed() {
+    if !is_root() {
+        return;
+    }
+    let lab = Lab::new();
+    let mut a = Host::default();
+    let v = lab.turn(&mut a, 1, true);
+    v.dir("d");
+    let profile = Profile::DEFAULT.by(Method::new(true, true)).unwrap();
+    v.set_profile(v.ino("d"), Choice::of_all(profile, v.ring().suite()), false, &Quiet).unwrap();
+    v.put("d/f", b"content");
+    lab.end(&mut a, v);
+    let v = lab.opened_with(&[1], Options { approved_only: true, ..options(false) });
+    let f = v.ino("d/f");
+    let opened = v.open_file(f, RO);
+    assert!(matches!(&opened, Err(VaultError::Store(StoreError::NotApproved(_)))), "{opened:?}");
+    v.setattr(f, None, &SetAttr { uid: Some(7), ..BY_ROOT }).unwrap();
+    assert_eq!(stored(&lab, &v, "d/f").metadata().unwrap().uid(), 7);
+    v.close().unwrap();
+    lab.opened(&[1]).clean();
+}
