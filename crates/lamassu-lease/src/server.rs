@@ -6,8 +6,9 @@
 //!   objects that it held exclusively are *abandoned*: the next holder gets an exclusive lease, and takes the object
 //!   over first.
 //! * **Holding on.** If a holder has not released a recalled lease after a term, its heartbeats are no longer answered.
-//!   So it stops, and then its session ends, as a silent one does. A lease is not counted whose holder says that it
-//!   keeps it ([`Call::Keep`]): the others wait until it is released, or the holder is silent.
+//!   So it stops, and then its session ends, as a silent one does. That counts as long as somebody waits for the lease:
+//!   when the last request is withdrawn, the recall is void. A lease is not counted whose holder says that it keeps it
+//!   ([`Call::Keep`]): the others wait until it is released, or the holder is silent.
 //! * **Restart.** Sessions, exclusive leases and abandoned objects are durable; shared leases are not. After a restart
 //!   every session counts as heard of at that moment. Nothing is granted exclusively until each session has reported
 //!   its leases, or has expired.
@@ -18,10 +19,11 @@
 //! durable stops.
 
 mod held;
+mod locks;
 
 use self::held::{Held, Lease};
-use crate::locks::{LOCKS_MAX, Lock, LockAnswer, LockKey, Range, Table};
-use crate::{Call, Grant, GrantNo, Millis, Mode, Object, Reply, RequestNo, SessionId, Terms};
+use crate::locks::{CannotHave, Lock, Table};
+use crate::{Call, Grant, GrantNo, Millis, Mode, Object, Reply, SessionId, Terms};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 pub use crate::durable::{Change, Durable};
@@ -39,8 +41,8 @@ pub struct Step {
     pub replies: Vec<(SessionId, Reply)>,
     /// sessions that end although they sent heartbeats, since they did not release a recalled lease
     pub held_on: Vec<SessionId>,
-    /// sessions that end since their report makes no sense
-    pub misreported: Vec<SessionId>,
+    /// sessions that end since their report makes no sense, each with the one whose lock it contradicts, if it is that
+    pub misreported: Vec<(SessionId, Option<SessionId>)>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -124,6 +126,7 @@ impl Server {
         let session = SessionId(self.next_number());
         self.sessions.insert(session, Session::heard_at(now, true));
         self.change(&mut step, Change::Began(session));
+        self.catch_up(&mut step);
         (session, step)
     }
 
@@ -179,75 +182,25 @@ impl Server {
             }
             Call::Leave => self.end(session, false, now, &mut step),
         }
+        self.catch_up(&mut step);
         step
     }
 
-    /// Whether some sessions have not reported their locks: they may have any.
-    fn awaits_reports(&self) -> bool {
-        self.sessions.values().any(|session| !session.is_back)
+    /// Sessions that end with the next call, unless they are heard of before.
+    pub fn overdue(&self, now: Millis) -> impl Iterator<Item = SessionId> {
+        let is_over = move |session: &Session| session.heard + self.terms.term() <= now;
+        self.sessions.iter().filter(move |(_, session)| is_over(session)).map(|(id, _)| *id)
     }
 
-    /// Whether a call may add to the locks of a session: a range, or a request that waits.
-    pub fn may_add_locks(&self, session: SessionId, call: &Call) -> bool {
-        match call {
-            Call::Lock { .. } => true,
-            Call::Unlock { key, range, .. } => self.awaits_reports() || self.locks.is_split_by(session, *key, *range),
-            Call::TestLock { .. } | Call::CancelLock { .. } => self.awaits_reports(),
-            _ => false,
-        }
-    }
-
-    /// Whether an unlock would make two ranges of one.
-    pub fn is_split_by(&self, session: SessionId, key: LockKey, range: Range) -> bool {
-        self.locks.is_split_by(session, key, range)
-    }
-
-    fn lock_call(&mut self, session: SessionId, call: Call, step: &mut Step) {
-        if self.awaits_reports() {
-            let its = self.early_of.get(&session).copied().unwrap_or_default();
-            match call {
-                Call::Lock { request, .. } | Call::Unlock { request, .. } | Call::TestLock { request, .. }
-                    if its >= LOCKS_MAX =>
-                {
-                    step.replies.push((session, Reply::Lock { request, answer: LockAnswer::TooMany }));
-                }
-                _ if its < 2 * LOCKS_MAX => {
-                    self.early.push_back((session, call));
-                    self.early_of.insert(session, its + 1);
-                }
-                _ => {}
-            }
+    /// A message of a session has arrived, and waits to be handled. Meanwhile nothing else of the session is read, so
+    /// that it counts as heard of; unless it came too late for a lease to be released in time.
+    pub fn has_arrived(&mut self, session: SessionId, arrived: Millis, now: Millis) {
+        if self.holds_on(session, arrived) {
             return;
         }
-        let answers = match call {
-            Call::Lock { request, lock, waits } => self.locks.lock(session, request, lock, waits),
-            Call::Unlock { request, key, range } => self.locks.unlock(session, request, key, range),
-            Call::TestLock { request, lock } => vec![(session, request, self.locks.test(session, &lock))],
-            Call::CancelLock { request } => self.locks.cancel(session, request),
-            _ => Vec::new(),
-        };
-        answered(answers, step);
-    }
-
-    /// Handles the requests about locks that waited until every session was back.
-    fn catch_up(&mut self, step: &mut Step) {
-        if self.sessions.values().all(|session| session.is_back) {
-            self.early_of.clear();
-            for (session, call) in std::mem::take(&mut self.early) {
-                self.lock_call(session, call, step);
-            }
+        if let Some(known) = self.sessions.get_mut(&session).filter(|known| !known.is_out) {
+            known.heard = known.heard.max(now);
         }
-    }
-
-    fn forget_early(&mut self, session: SessionId) {
-        if self.early_of.remove(&session).is_some() {
-            self.early.retain(|(of, _)| *of != session);
-        }
-    }
-
-    /// How many locks a session has, with its requests that wait.
-    pub fn locks_of(&self, session: SessionId) -> usize {
-        self.locks.count(session) + self.early_of.get(&session).copied().unwrap_or_default()
     }
 
     /// The process was suspended. Messages of sessions may still be unread, so that all sessions count as heard of now,
@@ -263,16 +216,19 @@ impl Server {
     pub fn tick(&mut self, now: Millis) -> Step {
         let mut step = self.expire(now);
         self.serve_all(now, &mut step);
+        self.catch_up(&mut step);
         step
     }
 
     /// The next moment at which [`Server::tick`] has something to do.
     pub fn wake_after(&self, now: Millis) -> Option<Millis> {
         let expiries = self.sessions.values().map(|session| session.heard + self.terms.term());
-        let waited_for = self.objects.values().filter(|held| held.next().is_some());
+        let waited_for = self.objects.values().filter(|held| held.is_waited_for());
         let leases = waited_for.flat_map(|held| held.leases.values().filter(|lease| lease.recalled.is_none()));
         // Leases whose minimum hold was over before have been recalled already, or do not conflict.
-        expiries.chain(leases.map(|lease| lease.since + self.terms.min_hold())).filter(|moment| *moment > now).min()
+        let recalls = leases.map(|lease| lease.since + self.terms.min_hold());
+        let left = self.has_work().then_some(now + Millis(1));
+        expiries.chain(recalls).chain(left).filter(|moment| *moment > now).min()
     }
 
     /// Whether a session may change an object. Otherwise its changes are refused.
@@ -303,11 +259,13 @@ impl Server {
         step.replies.push((session, Reply::Ended));
         if !holds_something {
             self.end(session, true, now, &mut step);
+            self.catch_up(&mut step);
             return step;
         }
         known.is_out = true;
         self.objects.values_mut().for_each(|held| held.waits_no_longer(session));
         self.serve_all(now, &mut step);
+        self.catch_up(&mut step);
         step
     }
 
@@ -318,6 +276,7 @@ impl Server {
             step.replies.push((session, Reply::Ended));
             self.end(session, true, now, &mut step);
         }
+        self.catch_up(&mut step);
         step
     }
 
@@ -372,8 +331,7 @@ impl Server {
 
     fn expire(&mut self, now: Millis) -> Step {
         let mut step = Step::default();
-        let ended = self.sessions.iter().filter(|(_, session)| session.heard + self.terms.term() <= now);
-        let ended: Vec<_> = ended.map(|(id, _)| *id).collect();
+        let ended: Vec<_> = self.overdue(now).collect();
         for session in ended {
             if self.sessions.get(&session).is_some_and(|session| session.is_refused) {
                 step.held_on.push(session);
@@ -400,12 +358,9 @@ impl Server {
         }
         self.change(step, Change::Ended(session));
         self.forget_early(session);
-        let mut answers = Vec::new();
-        self.locks.end(session, &mut answers);
-        answered(answers, step);
+        self.locks.end(session);
         // Includes requests that waited until every session is back.
         self.serve_all(now, step);
-        self.catch_up(step);
     }
 
     fn serve_all(&mut self, now: Millis, step: &mut Step) {
@@ -424,14 +379,12 @@ impl Server {
     ) {
         let was_back = self.sessions.get(&session).is_some_and(|session| session.is_back);
         self.forget_early(session);
-        let mut answers = Vec::new();
-        let is_so = held.iter().all(|grant| self.may_hold(session, grant, was_back))
-            && self.locks.resume(session, locks, &mut answers);
-        answered(answers, step);
-        if !is_so {
-            // A correct client never reports such a lease, so the session is ended.
+        let may_hold = held.iter().all(|grant| self.may_hold(session, grant, was_back));
+        let is_so = if may_hold { self.locks.resume(session, locks) } else { Err(CannotHave { beside: None }) };
+        if let Err(CannotHave { beside }) = is_so {
+            // A correct client never reports such a lease or lock, so the session is ended.
             step.replies.push((session, Reply::Ended));
-            step.misreported.push(session);
+            step.misreported.push((session, beside));
             return self.end(session, true, now, step);
         }
         if let Some(known) = self.sessions.get_mut(&session) {
@@ -446,9 +399,12 @@ impl Server {
             let grant = said.get(&object);
             if let Some(grant) = grant {
                 // A recall may not have reached it, so it is recalled again. The deadline is not reset. Otherwise a
-                // client that reconnects often enough would never meet it.
+                // client that reconnects often enough would never meet it. One that was reduced is a new lease, as if
+                // its release had come.
                 let mut lease = Lease::new(grant.mode, grant.number, now);
-                (lease.asked, lease.is_kept) = before.map_or((None, false), |before| (before.asked, before.is_kept));
+                if let Some(before) = before.filter(|before| before.mode == grant.mode) {
+                    (lease.asked, lease.is_kept) = (before.asked, before.is_kept);
+                }
                 lease.keep(kept.contains(&object), now);
                 entry.leases.insert(session, lease);
             }
@@ -466,7 +422,6 @@ impl Server {
             known.heard = now;
         }
         self.serve_all(now, step);
-        self.catch_up(step);
     }
 
     /// Whether a claimed lease is plausible. An exclusive lease must be on record. A shared lease must be on record, or
@@ -521,60 +476,48 @@ impl Server {
         }
     }
 
-    /// Grants the requests for an object that can be granted, and recalls what conflicts with the next one.
+    /// Grants the requests for an object that can be granted, and recalls what is in the way of the next one. Whatever
+    /// changes who waits ends here, so that no recall outlives what it was for.
     fn serve(&mut self, object: Object, now: Millis, step: &mut Step) {
-        while let Some(next) = self.objects.get(&object).and_then(Held::next) {
-            let takes_over = self.is_abandoned(object);
-            let mode = if takes_over { Mode::Exclusive } else { next.mode };
-            if self.recall(object, next.session, mode, now, step) {
-                return;
-            }
-            // A session that is not back may hold any shared lease.
-            if mode == Mode::Exclusive && self.sessions.values().any(|session| !session.is_back) {
-                return;
-            }
-            let number = GrantNo(self.next_number());
-            let Some(held) = self.objects.get_mut(&object) else { return };
-            held.waits_no_longer(next.session);
-            let lease = Lease::new(mode, number, now);
-            let before = held.leases.insert(next.session, lease).map(|lease| lease.mode);
-            match mode {
-                Mode::Exclusive => self.change(step, Change::Exclusive(object, next.session, number)),
-                Mode::Shared if before == Some(Mode::Exclusive) => self.change(step, Change::Released(object)),
-                Mode::Shared => {}
-            }
-            let grant = Grant { object, mode, number };
-            step.replies.push((next.session, Reply::Granted { grant, request: next.request, takes_over }));
+        while self.grant_next(object, now, step) {}
+        let takes_over = self.is_abandoned(object);
+        let Some(held) = self.objects.get_mut(&object) else { return };
+        let min_hold = self.terms.min_hold();
+        for (session, lease, keeps) in held.recall(takes_over, |lease| lease.since + min_hold <= now, now) {
+            let grant = Grant { object, mode: lease.mode, number: lease.number };
+            step.replies.push((session, Reply::Recall { grant, keeps }));
         }
-        if self.objects.get(&object).is_some_and(Held::is_unused) {
+        if held.is_unused() {
             self.objects.remove(&object);
         }
     }
 
-    /// Whether leases of other sessions conflict. Those whose minimum hold is over are recalled.
-    fn recall(&mut self, object: Object, session: SessionId, mode: Mode, now: Millis, step: &mut Step) -> bool {
-        let Some(held) = self.objects.get_mut(&object) else { return false };
-        let keeps = (mode == Mode::Shared).then_some(Mode::Shared);
-        let is_in_the_way = |lease: &Lease| Some(lease.mode) > keeps;
-        let others = held.leases.iter_mut().filter(|(other, lease)| **other != session && is_in_the_way(lease));
-        let mut is_any = false;
-        for (other, lease) in others {
-            is_any = true;
-            let was_asked = lease.recalled.is_some_and(|asked| asked <= keeps);
-            if !was_asked && lease.since + self.terms.min_hold() <= now {
-                lease.recalled = Some(keeps);
-                lease.asked.get_or_insert(now);
-                let grant = Grant { object, mode: lease.mode, number: lease.number };
-                step.replies.push((*other, Reply::Recall { grant, keeps }));
-            }
+    /// Grants the next request, if nothing is in its way.
+    fn grant_next(&mut self, object: Object, now: Millis, step: &mut Step) -> bool {
+        let takes_over = self.is_abandoned(object);
+        let Some(held) = self.objects.get(&object) else { return false };
+        let Some(next) = held.next(takes_over) else { return false };
+        if held.leases.iter().any(|(session, lease)| next.is_held_up_by(*session, lease)) {
+            return false;
         }
-        is_any
+        // A session that is not back may hold any shared lease.
+        if next.mode == Mode::Exclusive && self.awaits_reports() {
+            return false;
+        }
+        let number = GrantNo(self.next_number());
+        let Some(held) = self.objects.get_mut(&object) else { return false };
+        held.waits_no_longer(next.session);
+        let lease = Lease::new(next.mode, number, now);
+        let before = held.leases.insert(next.session, lease).map(|lease| lease.mode);
+        match next.mode {
+            Mode::Exclusive => self.change(step, Change::Exclusive(object, next.session, number)),
+            Mode::Shared if before == Some(Mode::Exclusive) => self.change(step, Change::Released(object)),
+            Mode::Shared => {}
+        }
+        let grant = Grant { object, mode: next.mode, number };
+        step.replies.push((next.session, Reply::Granted { grant, request: next.request, takes_over }));
+        true
     }
-}
-
-fn answered(answers: Vec<(SessionId, RequestNo, LockAnswer)>, step: &mut Step) {
-    let replies = answers.into_iter().map(|(session, request, answer)| (session, Reply::Lock { request, answer }));
-    step.replies.extend(replies);
 }
 
 #[cfg(test)]

@@ -21,6 +21,9 @@ type Result<T> = std::result::Result<T, Garbled>;
 const KEY_MAX: usize = 64;
 /// Longest value of a row.
 const VALUE_MAX: usize = 32 << 10;
+/// Leases of a session: there are leases of whole vaults only. More would take many times the memory that they have in
+/// a message, while it waits for the vault.
+const LEASES_MAX: usize = 1;
 /// Bytes of a message of rows. One more row may follow.
 const BATCH_LEN: usize = 256 << 10;
 
@@ -220,6 +223,9 @@ pub fn to_call(up: proto::Up) -> Result<Call> {
         Said::Resume(resume) if resume.locks.len() > REPORTED_MAX => {
             return Err(Garbled("there are more locks than a session can have"));
         }
+        Said::Resume(resume) if resume.held.len().max(resume.kept.len()).max(resume.taken_over.len()) > LEASES_MAX => {
+            return Err(Garbled("there are more leases than a session can have"));
+        }
         Said::Resume(resume) => Call::Resume {
             number: resume.number,
             held: to_grants(resume.held)?,
@@ -350,6 +356,23 @@ mod tests {
             let is_granted = matches!(reply, Reply::Granted { .. });
             assert_eq!(head_of_grant(&down), Ok(is_granted.then_some(HEAD)));
             assert_eq!(to_reply(down), Ok(reply));
+        }
+    }
+
+    /// A message may have very many of them, each of a few bytes.
+    #[test]
+    fn a_report_has_no_more_than_a_session_can_have() {
+        let report = |held: usize, kept: usize, taken_over: usize, locks: usize| {
+            let grants = |count| vec![from_grant(GRANT); count];
+            let (held, taken_over, kept) = (grants(held), grants(taken_over), vec![7; kept]);
+            let locks = vec![locks::from_lock(&locks::tests::some()[0]); locks];
+            let of = Some(proto::Of { vault: vec![1; 16], session: 3 });
+            let said = proto::up::Said::Resume(proto::Resume { of, number: 8, held, kept, taken_over, locks });
+            to_call(proto::Up { said: Some(said) })
+        };
+        assert!(report(1, 1, 1, REPORTED_MAX).is_ok() && report(0, 0, 0, 0).is_ok());
+        for (held, kept, taken_over, locks) in [(2, 0, 0, 0), (0, 2, 0, 0), (0, 0, 2, 0), (1, 1, 1, REPORTED_MAX + 1)] {
+            assert!(report(held, kept, taken_over, locks).is_err());
         }
     }
 

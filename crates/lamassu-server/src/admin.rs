@@ -233,7 +233,7 @@ impl Administered {
                     done => done?,
                 }
                 if let Some(vaults) = &self.vaults {
-                    vaults.end_sessions_of(&host).map_err(|Lost(error)| error)?;
+                    vaults.rights_have_changed().map_err(|Lost(error)| error)?;
                 }
                 Ok(Answer::Done)
             }
@@ -241,7 +241,7 @@ impl Administered {
                 let id = checked(&vault)?;
                 self.state.grant(&host, &id.to_string(), may)?;
                 if let Some(vaults) = self.vaults.as_ref().filter(|_| !may) {
-                    vaults.end_sessions_of(&host).map_err(|Lost(error)| error)?;
+                    vaults.rights_have_changed().map_err(|Lost(error)| error)?;
                 }
                 Ok(Answer::Done)
             }

@@ -117,6 +117,9 @@ pub enum Event {
         session: u64,
         /// the reason
         why: Why,
+        /// The host that has the lock which this one claimed, or one that conflicts. Either of the two may have lied.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        against: Option<String>,
     },
     /// A host has given the anchor of a vault to the server.
     AnchorPut {

@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Locked ranges of one host, and its requests for locks that wait. Each takes a few hundred bytes.
+/// Locked ranges of one host, and its requests for locks that wait. Each takes up to 1 KiB.
 pub const LOCKS_OF_HOST: usize = 1 << 16;
 /// Those of all hosts.
 const LOCKS_OF_ALL: usize = 1 << 20;

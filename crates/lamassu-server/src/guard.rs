@@ -1,9 +1,10 @@
 //! The gate before the services: a call is not read before its caller is allowed to make it, and no caller takes more
-//! than its share.
+//! than its share. No refusal leaves it that may come of what another server has changed meanwhile.
 
 use crate::caller::{CallPermit, Caller, Peer};
 use crate::counts::Counts;
 use crate::metrics::Metrics;
+use crate::origin::Office;
 use crate::state::{State, Who};
 use http::{Request, Response};
 use lamassu_rpc::protocol;
@@ -13,8 +14,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
-use tonic::Status;
 use tonic::body::Body;
+use tonic::{Code, Status};
 use tower::{Layer, Service};
 
 /// The only call that a token allows.
@@ -35,14 +36,15 @@ pub struct Agreed(pub u32);
 #[derive(Clone)]
 pub struct Guard {
     state: Arc<State>,
+    office: Arc<Office>,
     calls: Counts<Arc<[u8]>>,
     metrics: Metrics,
 }
 
 impl Guard {
-    /// A guard for the hosts of a state.
-    pub fn new(state: Arc<State>, metrics: Metrics) -> Guard {
-        Guard { state, calls: Counts::default(), metrics }
+    /// A guard for the hosts of a state. `office`: the right to serve it.
+    pub fn new(state: Arc<State>, office: Arc<Office>, metrics: Metrics) -> Guard {
+        Guard { state, office, calls: Counts::default(), metrics }
     }
 
     /// Checks whether a peer may make a call, and in which version of the protocol. Returns the calling host, unless it
@@ -69,6 +71,19 @@ impl Guard {
         let spoken = call.headers().get(protocol::KEY).and_then(|spoken| spoken.to_str().ok()?.parse().ok());
         Ok((caller, Arc::new(place), Agreed(protocol::agreed(spoken)?)))
     }
+}
+
+/// An answer that may leave this server. What was done is durable, whoever serves now. A refusal may come of what only
+/// this server has in memory: that a session is unknown, or that a commit is based on another head. Hosts take it for
+/// final. So it counts only if this server had the right to serve after it was made.
+async fn confirmed(answer: Response<Body>, office: &Office) -> Response<Body> {
+    let is_done = Status::from_header_map(answer.headers()).is_none_or(|status| status.code() == Code::Ok);
+    if is_done || office.confirm().await { answer } else { another_serves().into_http() }
+}
+
+/// Says nothing of what was asked: the host asks the next server.
+pub(crate) fn another_serves() -> Status {
+    Status::unavailable("another server has taken over")
 }
 
 impl<S> Layer<S> for Guard {
@@ -114,7 +129,8 @@ where
         request.extensions_mut().insert(version);
         // Work that continues after the answer is abandoned keeps the place, too.
         request.extensions_mut().insert(place.clone());
-        let answer = self.inner.call(request);
+        let (answer, office) = (self.inner.call(request), self.guard.office.clone());
+        let answer = async move { Ok(confirmed(answer.await?, &office).await) };
         Box::pin(async move {
             let _place = place;
             if !is_limited {

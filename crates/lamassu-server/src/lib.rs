@@ -23,6 +23,7 @@
 //! | `recent` | the changes of a vault's newest commits |
 //! | `numbers` | how many numbers of sessions were given |
 //! | `counts`, `threads` | counts what is in use at once; threads for calls that wait |
+//! | `arrivals` | messages of sessions that wait for their vault |
 //! | `bounds`, `files`, `crowd` | what one host has in all vaults; which files hosts may take; peers not known yet |
 //! | `vault/` | one vault: its anchor's table, its leases, its sessions |
 //! | `vaults` | all vaults: opening, receiving, retiring |
@@ -60,6 +61,7 @@ pub mod administered;
 pub mod alerts;
 pub mod anchor_store;
 pub mod answering;
+pub mod arrivals;
 pub mod audit;
 pub mod authority;
 pub mod backup;

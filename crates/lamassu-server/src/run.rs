@@ -5,6 +5,7 @@ use crate::admin::SOCKET;
 use crate::administered::Administered;
 use crate::anchor_store::{RESERVE, remove_left};
 use crate::answering;
+use crate::arrivals::Arrivals;
 use crate::audit::Event;
 use crate::authority::{Authority, is_to_be_renewed, is_valid};
 use crate::bounds::Bounds;
@@ -249,6 +250,7 @@ impl<'a> Parts<'a> {
             pauses: pauses.clone(),
             bounds: Bounds::new(shares.vaults_of_host),
             numbers: Numbers::default(),
+            arrivals: Arrivals::default(),
         };
         let vaults = Arc::new(Vaults::new(anchors.clone(), terms, common, shares.vaults));
         let certificate = Certificate::new(&authority, state)?;
@@ -422,7 +424,7 @@ async fn serve(dir: &Path, config: Config, shares: Shares) -> Result<()> {
         .http2_keepalive_interval(Some(Duration::from_secs(10)))
         .http2_keepalive_timeout(Some(Duration::from_secs(10)))
         .http2_max_header_list_size(16 << 10)
-        .layer(Guard::new(parts.origin.state.clone(), parts.metrics.clone()))
+        .layer(Guard::new(parts.origin.state.clone(), parts.origin.office.clone(), parts.metrics.clone()))
         .add_service(service.hosts())
         .add_service(service.sessions())
         .add_service(service.anchors())

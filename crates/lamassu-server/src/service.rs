@@ -207,9 +207,9 @@ impl Anchors for Service {
         let turn = self.rows.one_more(&caller.key, ROWS_AT_ONCE);
         let turn = turn.ok_or_else(|| Status::resource_exhausted("too many at once"))?;
         let (service, turns) = (self.clone(), self.turns(&caller, &id)?);
-        let rows = self.threads.call_of((&turns, place), move || {
-            service.vaults.vault_for(&caller, &id)?.rows(&caller.name, session, since)
-        });
+        let rows = self
+            .threads
+            .call_of((&turns, place), move || service.vaults.vault_for(&caller, &id)?.rows(&caller, session, since));
         let Rows { head, since, table, mut standing } = rows.await?.map_err(|refused| self.refused(refused))?;
         let (some, stream) = mpsc::channel(BEHIND_MAX);
         // A thread of its own: a client influences how long it takes, within bounds.

@@ -1,7 +1,7 @@
 //! Sessions: one stream each way for each session. The server reads a session's messages only while the session reads
 //! the replies.
 
-use crate::guard::Agreed;
+use crate::guard::{self, Agreed};
 use crate::policy::current::PolicyNo;
 use crate::refused::Refused;
 use crate::service::{Done, IDLE_MAX, Outgoing, Service, caller, garbled, place};
@@ -19,6 +19,9 @@ use tonic::{Request, Response, Status, Streaming};
 
 /// How long the first message of a stream may take.
 const FIRST_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Others come to the vault before what is left for the leases is done.
+const SOON: Duration = Duration::from_millis(1);
 
 type Told = mpsc::Sender<Result<proto::Down, Status>>;
 
@@ -56,7 +59,9 @@ impl Sessions for Service {
                 let again = convert::to_call(proto::Up { said: Some(proto::up::Said::Resume(resume)) });
                 let again = again.map_err(garbled)?;
                 let (turns, of_vault) = (self.turns(&caller, &id)?, self.turns(&caller, &id)?);
+                let arrived = self.vaults.arrivals().one(id, &caller.name, SessionId(of.session));
                 let begun = self.threads.call_of((&turns, place), move || {
+                    let _arrived = arrived;
                     let vault = service.vaults.vault_for(&caller, &id)?;
                     let begun = vault.resumes(&caller, SessionId(of.session), again, replies)?;
                     if let Some(after) = vault.wakes_after() {
@@ -119,6 +124,14 @@ async fn serve_while_good<K: Send + 'static>(
     }
 }
 
+/// A message of a connection that has begun. A report is not even looked at: while it waits it takes much memory.
+fn to_call(up: proto::Up) -> Result<Call, Status> {
+    match &up.said {
+        Some(proto::up::Said::Resume(_)) => Err(garbled(Garbled("a report begins a connection"))),
+        _ => convert::to_call(up).map_err(garbled),
+    }
+}
+
 /// Why a connection ends whose session gets no more replies. A host takes `Aborted` for the end of the session, before
 /// the session goes on: of a vault that is opened again, all sessions last.
 fn over(standing: Standing) -> Status {
@@ -146,6 +159,16 @@ struct Speaking {
 }
 
 impl Speaking {
+    /// Runs work of the session in the vault's turn.
+    async fn in_turn<T: Send + 'static>(
+        &self,
+        threads: &Threads,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, Status> {
+        let _arrived = self.vault.arrived(&self.host, self.line.session);
+        threads.session((&self.way, &self.turns), work).await
+    }
+
     /// Adds to a reply what the policy forbids, if that has changed.
     async fn with_policy(&mut self, threads: &Threads, down: proto::Down) -> Result<proto::Down, Status> {
         // This waits for the vault's lock, which is held while a commit is written. It happens rarely.
@@ -153,7 +176,7 @@ impl Speaking {
         if !vault.is_news(knows) {
             return Ok(down);
         }
-        let told = threads.session((&self.way, &self.turns), move || {
+        let told = self.in_turn(threads, move || {
             let policy = vault.tells(&host, &mut knows);
             (policy, knows)
         });
@@ -168,7 +191,7 @@ impl Service {
     async fn confirm(&self) -> Result<(), Status> {
         match self.office.confirm().await {
             true => Ok(()),
-            false => Err(Status::unavailable("another server has taken over")),
+            false => Err(guard::another_serves()),
         }
     }
 
@@ -178,10 +201,20 @@ impl Service {
         // Not kept while it waits.
         let (service, vault) = (self.clone(), Arc::downgrade(vault));
         tokio::spawn(async move {
-            tokio::time::sleep(after).await;
-            let ticks = move || vault.upgrade().map_or(Ok(()), |vault| vault.tick());
-            if let Ok(Some(Err(lost))) = service.threads.upkeep(&turns, ticks).await {
-                let _ = service.refused(Refused::Lost(lost));
+            let mut after = after;
+            loop {
+                tokio::time::sleep(after).await;
+                let vault = vault.clone();
+                let ticks = move || match vault.upgrade() {
+                    Some(vault) => vault.tick().map(|()| vault.has_work()),
+                    None => Ok(false),
+                };
+                match service.threads.upkeep(&turns, ticks).await {
+                    Ok(Some(Ok(true))) => after = SOON,
+                    Ok(Some(Err(lost))) => return drop(service.refused(Refused::Lost(lost))),
+                    // Nothing is left, or somebody else does it.
+                    _ => return,
+                }
             }
         });
     }
@@ -210,14 +243,12 @@ impl Service {
                         continue;
                     }
                     up = said.message() => match up? {
-                        Some(up) => convert::to_call(up).map_err(garbled)?,
+                        Some(up) => to_call(up)?,
                         None => return Ok(()),
                     },
             };
             let (is_last, called, line) = (call == Call::Leave, speaking.vault.clone(), speaking.line);
-            let done = self.threads.session((&speaking.way, &speaking.turns), move || {
-                called.call(line, call).map(|()| called.wakes_after())
-            });
+            let done = speaking.in_turn(&self.threads, move || called.call(line, call).map(|()| called.wakes_after()));
             let wakes_after = done.await?.map_err(|refused| self.refused(refused))?;
             if let Some(after) = wakes_after {
                 self.wake((&speaking.vault, speaking.turns.clone()), Duration::from_millis(after));
@@ -232,10 +263,46 @@ impl Service {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::counts::Counts;
+    use crate::vault::tests::{begin, common, open, table};
     use tonic::Code;
 
     /// Passed only if it hangs.
     const PATIENCE: Duration = Duration::from_secs(60);
+
+    /// The server reads nothing more of the session meanwhile, so that it is not silent.
+    #[tokio::test]
+    async fn what_waits_for_the_vault_has_arrived_until_it_is_done() {
+        let dir = tempfile::tempdir().expect("makes a directory");
+        let (common, caller) = common(dir.path());
+        let vault = Arc::new(open(table(), &common));
+        let (line, _told) = begin(&vault, &caller);
+        let (threads, host) = (Threads::default(), caller.name);
+        let (turns, way) = (threads.turns(vault.id()), threads.way(&host, vault.id()));
+        let (release, released) = std::sync::mpsc::channel::<()>();
+        let place = Arc::new(Counts::default().one_more(&Arc::from(*b"host"), 1).expect("the first"));
+        let (of, its) = (threads.clone(), turns.clone());
+        let works = tokio::spawn(async move { of.call_of((&its, place), move || released.recv()).await });
+        tokio::task::yield_now().await;
+        let speaking = Speaking { vault: vault.clone(), turns, line, host, way, knows: None };
+        let has_arrived = || common.arrivals.first(vault.id(), &speaking.host, line.session).is_some();
+        let mut waits = std::pin::pin!(speaking.in_turn(&threads, || ()));
+        let is_done = waits.as_mut().poll(&mut std::task::Context::from_waker(std::task::Waker::noop())).is_ready();
+        assert!(!is_done && has_arrived());
+        drop(release);
+        waits.await.expect("is done");
+        assert!(works.await.is_ok() && !has_arrived());
+    }
+
+    /// It would else be converted, and wait for the vault, only to be refused.
+    #[test]
+    fn a_report_on_a_connection_that_has_begun_is_refused_at_once() {
+        let said = |said| to_call(proto::Up { said: Some(said) }).map_err(|status| status.code());
+        let of = Some(proto::Of { vault: vec![1; 16], session: 3 });
+        let report = proto::Resume { of, number: 1, ..Default::default() };
+        assert_eq!(said(proto::up::Said::Resume(report)), Err(Code::InvalidArgument));
+        assert_eq!(said(proto::up::Said::Heartbeat(proto::Heartbeat { beat: 4 })), Ok(Call::Heartbeat { beat: 4 }));
+    }
 
     /// A host that is told before the session goes on that it has ended gives up its locks, and what it has not synced.
     #[tokio::test]

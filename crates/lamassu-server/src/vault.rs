@@ -6,10 +6,12 @@
 //! what is durable. A failed write of a table concerns its vault alone, which is then reopened.
 
 mod inner;
+mod rights;
 
 use self::inner::{Attending, is_of_the_vault};
 pub use self::inner::{Inner, Standing, Users};
 use crate::ServerError;
+use crate::arrivals::{Arrivals, Arrived};
 use crate::audit::Why;
 use crate::bounds::{Attends, Bounds};
 use crate::caller::Caller;
@@ -31,7 +33,7 @@ use lamassu_lease::server::{Server, Step};
 use lamassu_lease::{Call, GrantNo, Millis, Mode, Object, Reply, SessionId, Terms};
 use lamassu_rpc::clock::now;
 use lamassu_rpc::proto;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -56,8 +58,9 @@ pub struct Vault {
     policies: Arc<Policies>,
     inner: Mutex<Inner>,
     given: Given,
-    /// That of `inner`, without its lock.
+    /// Those of `inner`, without its lock.
     standing: watch::Receiver<Standing>,
+    arrivals: Arrivals,
     bounds: Bounds,
     /// Its place among those that are open. Last: the file is closed before.
     _room: Option<Counted<()>>,
@@ -78,6 +81,8 @@ pub struct Common {
     pub bounds: Bounds,
     /// how many numbers of sessions were given
     pub numbers: Numbers,
+    /// what sessions have sent and waits for a vault
+    pub arrivals: Arrivals,
 }
 
 /// A reply to a session, and the head of the vault's table at that moment.
@@ -108,10 +113,13 @@ impl Vault {
         id: VaultId,
         table: Arc<dyn Table>,
         terms: Terms,
-        Common { state, metrics, policies, pauses, bounds, numbers }: Common,
+        Common { state, metrics, policies, pauses, bounds, numbers, arrivals }: Common,
     ) -> Answer<Vault> {
         let head = Head::of(&*table)?.ok_or(ServerError::Anchor(AnchorError::Empty))?;
         let row = Anchor::open(table.clone(), &id)?.vault();
+        // A right may have ended since its host has begun a session here.
+        let mut rights = state.changes();
+        rights.mark_changed();
         let (durable, lasting) = state.leases(&id)?;
         let given = numbers.of(&id);
         let (mut leases, step) = match given.count() {
@@ -130,6 +138,7 @@ impl Vault {
         let (clock, pauses, opened) = (pauses.clone(), pauses.look().1, HashSet::new());
         let (ends, standing) = watch::channel(Standing::Good);
         let inner = Inner {
+            id,
             table,
             head,
             recent,
@@ -137,13 +146,15 @@ impl Vault {
             sessions,
             clock,
             pauses,
+            arrivals: arrivals.clone(),
+            rights,
             standing: ends,
             row,
             opened,
             unused_since: None,
         };
         let inner = Mutex::new(inner);
-        let vault = Vault { id, state, metrics, policies, inner, given, standing, bounds, _room: None };
+        let vault = Vault { id, state, metrics, policies, inner, given, standing, arrivals, bounds, _room: None };
         vault.carry_out(&mut vault.inner.lock(), step, None)?;
         Ok(vault)
     }
@@ -168,6 +179,11 @@ impl Vault {
         self.standing.clone()
     }
 
+    /// A message of a session has arrived, and waits until this is dropped.
+    pub fn arrived(&self, host: &str, session: SessionId) -> Arrived {
+        self.arrivals.one(self.id, host, session)
+    }
+
     /// Whether it is used, or must be opened again. Waits for nothing.
     pub fn standing(&self) -> Standing {
         *self.standing.borrow()
@@ -188,8 +204,14 @@ impl Vault {
         if inner.standing() != Standing::Good {
             return Ok(());
         }
+        self.look_at_rights(inner)?;
         let step = inner.tick();
         self.carry_out(inner, step, None)
+    }
+
+    /// Whether its leases have work that another tick would do.
+    pub fn has_work(&self) -> bool {
+        self.inner.lock().leases.has_work()
     }
 
     /// Who uses it now.
@@ -224,30 +246,6 @@ impl Vault {
         is_closed
     }
 
-    /// Ignores the sessions of a host from now on. After a vault was opened anew, they are silent: the host's calls are
-    /// refused before they reach it. Their leases are granted to others when the host has certainly
-    /// stopped.
-    ///
-    /// # Errors
-    /// [`Lost`].
-    pub fn end_sessions_of(&self, host: &str) -> std::result::Result<(), Lost> {
-        let inner = &mut *self.inner.lock();
-        if inner.standing() != Standing::Good {
-            return Ok(());
-        }
-        let its = inner.sessions.iter().filter(|(_, attending)| attending.host == host);
-        let its: Vec<_> = its.map(|(session, _)| *session).collect();
-        for session in its {
-            let now = inner.now();
-            let step = inner.leases.turn_out(session, now);
-            if let Some(attending) = inner.sessions.get_mut(&session) {
-                attending.is_out = true;
-            }
-            self.carry_out(inner, step, None)?;
-        }
-        Ok(())
-    }
-
     /// Its table, for reading.
     pub fn table_to_look_at(&self) -> Arc<dyn Table> {
         self.inner.lock().table.clone()
@@ -270,21 +268,6 @@ impl Vault {
         Ok(())
     }
 
-    /// The vault, for a host's request. A vault in doubt answers nothing: it is reopened on what is durable, and only
-    /// the reopened one may commit. Nor does one that was given up: the durable leases of its id may be another
-    /// anchor's by now.
-    ///
-    /// # Errors
-    /// [`Refused::NotNow`], [`Refused::Ended`].
-    fn usable(&self) -> Answer<MutexGuard<'_, Inner>> {
-        let inner = self.inner.lock();
-        match inner.standing() {
-            Standing::Good => Ok(inner),
-            Standing::InDoubt | Standing::Closed => Err(Refused::NotNow),
-            Standing::GivenUp => Err(Refused::Ended),
-        }
-    }
-
     /// Makes the step's changes durable, then sends its replies. `ends`: the reason why a session ends, if it is not
     /// silence.
     fn carry_out(
@@ -301,10 +284,16 @@ impl Vault {
             Some((ends, why)) if ends == session => why,
             _ if inner.sessions.get(&session).is_some_and(|one| one.is_out) => Why::Revoked,
             _ if step.held_on.contains(&session) => Why::HeldOn,
-            _ if step.misreported.contains(&session) => Why::Misreported,
+            _ if step.misreported.iter().any(|(one, _)| *one == session) => Why::Misreported,
             _ => Why::Silent,
         };
-        if let Err(error) = self.state.change_leases(&self.id, &step.changes, host_of, why) {
+        let against = |session| {
+            let (_, beside) = step.misreported.iter().find(|(one, _)| *one == session)?;
+            inner.sessions.get(&(*beside)?).map(|one| one.host.clone())
+        };
+        if let Err(error) =
+            self.state.change_leases(&self.id, &step.changes, host_of, |session| (why(session), against(session)))
+        {
             // Its leases are ahead of what is durable, and it answers nothing while the server ends.
             inner.end(Standing::InDoubt);
             return Err(Lost(error));
@@ -346,15 +335,11 @@ impl Vault {
     /// [`Refused::InUse`], [`Refused::Restored`], [`Refused::TooMuch`], [`Refused::Unknown`], [`Refused::Policy`],
     /// [`Refused::Lost`].
     pub fn begin(&self, caller: &Caller, used: Use, replaces: SessionId, replies: Sender<Told>) -> Answer<Begun> {
-        let usable = self.usable().map_err(|refused| match refused {
+        let usable = self.usable_by(caller).map_err(|refused| match refused {
             Refused::Ended => Refused::Unknown,
             other => other,
         });
         let (host, inner) = (&*caller.name, &mut *usable?);
-        // Checked under the lock that a revocation takes after it has changed the state.
-        if !self.state.may_use(&caller.key, &self.id) {
-            return Err(Refused::Unknown);
-        }
         let waits_for = self.state.reopen(&self.id).map_err(Lost)?;
         if !waits_for.is_empty() {
             return Err(Refused::Restored { waits_for: waits_for.into_iter().collect() });
@@ -398,18 +383,14 @@ impl Vault {
     /// is given in between would go to the new connection, about something that the report does not name.
     ///
     /// # Errors
-    /// [`Refused::Ended`]; [`Refused::NotNow`]: it is late, and a newer one was heard; as [`Vault::call`].
+    /// [`Refused::Ended`]; [`Refused::NotNow`]: it is late, and a newer one was heard; [`Refused::Unknown`]; as
+    /// [`Vault::call`].
     pub fn resumes(&self, caller: &Caller, session: SessionId, report: Call, replies: Sender<Told>) -> Answer<Begun> {
         let Call::Resume { number, .. } = report else { return Err(Refused::Nonsense) };
         if !is_of_the_vault(&report) {
             return Err(Refused::Nonsense);
         }
-        let (host, inner) = (&*caller.name, &mut *self.usable()?);
-        // As for a session that begins: the grant may have ended since the call was admitted. Whoever ended it has
-        // looked at the open vaults, and this one may not have been open then.
-        if !self.state.may_use(&caller.key, &self.id) {
-            return Err(Refused::Unknown);
-        }
+        let (host, inner) = (&*caller.name, &mut *self.usable_by(caller)?);
         let now = inner.now();
         let known = inner.sessions.get_mut(&session).filter(|one| one.host == host).ok_or(Refused::Ended)?;
         if inner.leases.is_late(session, number) {
@@ -462,19 +443,19 @@ impl Vault {
     /// without effect.
     ///
     /// # Errors
-    /// [`Refused::Ended`], [`Refused::OtherHead`], [`Refused::Policy`], [`Refused::NoAnchor`], [`Refused::TooMuch`],
-    /// [`Refused::InDoubt`]; [`Refused::Failed`]: it was not tried.
+    /// [`Refused::Unknown`], [`Refused::Ended`], [`Refused::OtherHead`], [`Refused::Policy`], [`Refused::NoAnchor`],
+    /// [`Refused::TooMuch`], [`Refused::InDoubt`]; [`Refused::Failed`]: it was not tried.
     pub fn commit(
         &self,
-        host: &str,
+        caller: &Caller,
         (session, grant): (SessionId, GrantNo),
         base: Head,
         changes: &[Change],
     ) -> Answer<Head> {
-        let inner = &mut *self.usable()?;
+        let inner = &mut *self.usable_by(caller)?;
         let step = inner.tick();
         self.carry_out(inner, step, None)?;
-        inner.may_change_by(session, host, grant)?;
+        inner.may_change_by(session, &caller.name, grant)?;
         let after = base.after(changes);
         if inner.head == after {
             return Ok(after);
@@ -549,10 +530,11 @@ impl Vault {
     /// The rows, for a session that has a lease of the vault. `since`: the head of the session's copy.
     ///
     /// # Errors
-    /// [`Refused::Ended`]; [`Refused::NotNow`]: the session has not reported its lease since the vault was opened.
-    pub fn rows(&self, host: &str, session: SessionId, since: Option<Head>) -> Answer<Rows> {
-        let inner = self.usable()?;
-        inner.sessions.get(&session).filter(|one| one.host == host).ok_or(Refused::Ended)?;
+    /// [`Refused::Unknown`], [`Refused::Ended`]; [`Refused::NotNow`]: the session has not reported its lease since the
+    /// vault was opened.
+    pub fn rows(&self, caller: &Caller, session: SessionId, since: Option<Head>) -> Answer<Rows> {
+        let inner = self.usable_by(caller)?;
+        inner.sessions.get(&session).filter(|one| one.host == caller.name).ok_or(Refused::Ended)?;
         match inner.leases.mode_of(session, VAULT) {
             Some(_) => Ok(Rows {
                 head: inner.head,
@@ -585,4 +567,4 @@ pub struct Rows {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

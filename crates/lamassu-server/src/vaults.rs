@@ -7,6 +7,7 @@ mod opening;
 use self::opening::{Room, Slot, UNUSED};
 use crate::Result;
 use crate::anchor_store::{AnchorStore, NewAnchor, RESERVE};
+use crate::arrivals::Arrivals;
 use crate::audit::Event;
 use crate::caller::Caller;
 use crate::pauses::Pauses;
@@ -82,6 +83,11 @@ impl Vaults {
     /// The clock of all vaults.
     pub fn pauses(&self) -> &Arc<Pauses> {
         &self.common.pauses
+    }
+
+    /// What sessions have sent and waits for a vault.
+    pub fn arrivals(&self) -> &Arrivals {
+        &self.common.arrivals
     }
 
     /// How long leases last.
@@ -251,7 +257,7 @@ impl Vaults {
     ) -> Answer<Head> {
         let vault = self.vault_for(caller, id)?;
         self.check_room()?;
-        vault.commit(&caller.name, of, base, changes)
+        vault.commit(caller, of, base, changes)
     }
 
     /// Begins a session, as [`Vault::begin`] does. It is refused while there is little space: a session adds entries to
@@ -272,17 +278,14 @@ impl Vaults {
         Ok((vault, begun))
     }
 
-    /// A host was revoked, or lost a grant: its sessions of vaults that it may no longer use end.
+    /// A host was revoked, or lost a grant: its sessions of vaults that it may no longer use end. No vault is waited
+    /// for: one that is at work looks at rights before it does anything else.
     ///
     /// # Errors
     /// [`Lost`].
-    pub fn end_sessions_of(&self, host: &str) -> std::result::Result<(), Lost> {
+    pub fn rights_have_changed(&self) -> std::result::Result<(), Lost> {
         let slots = self.slots();
-        let mut opened = Vaults::opened(&slots, |slot| Some(slot.lock()));
-        opened.try_for_each(|vault| match self.state().who_may_use(&vault.id()).contains(host) {
-            true => Ok(()),
-            false => vault.end_sessions_of(host),
-        })
+        Vaults::opened(&slots, Mutex::try_lock).try_for_each(|vault| vault.tick())
     }
 
     /// The vaults whose anchors are kept here, and the hosts that have sessions of them.
@@ -325,14 +328,18 @@ impl Vaults {
     /// Retires the anchor that a session with an exclusive lease has taken back: it is kept under another name.
     ///
     /// # Errors
-    /// [`Refused::Ended`], [`Refused::InUse`], [`Refused::Failed`].
+    /// [`Refused::Unknown`], [`Refused::Ended`], [`Refused::InUse`], [`Refused::Failed`].
     pub fn give_up(&self, id: &VaultId, session: SessionId, caller: &Caller) -> Answer<()> {
         let (vault, host) = (self.vault_for(caller, id)?, &*caller.name);
         let slot = self.slot(id);
         let slot = &mut *slot.lock();
         let event = Event::AnchorTaken { host: host.into(), vault: id.to_string() };
         // Other sessions by turns would continue with an anchor that is no longer here.
-        let may_be = |inner: &Inner| inner.may_change(session, host).and_then(|()| inner.nobody_has_it(Some(session)));
+        let may_be = |inner: &Inner| {
+            // As `Vault::usable_by`.
+            let may_use = self.state().may_use(&caller.key, id).then_some(()).ok_or(Refused::Unknown);
+            may_use.and(inner.may_change(session, host)).and_then(|()| inner.nobody_has_it(Some(session)))
+        };
         vault.give_up(may_be, || self.put_away(id, slot, event))
     }
 }
@@ -425,7 +432,9 @@ impl Put {
             state.note_kept(&caller.name, &self.id, self.around.as_ref()).map_err(Lost)?;
             return Ok(self.head);
         }
-        if self.vaults.vault_in(&self.id, slot, false)?.head() != self.head {
+        // It takes as many files as the anchor that is looked at.
+        drop(new);
+        if self.vaults.head_in(&self.id, slot)? != self.head {
             return Err(Refused::Known);
         }
         // An earlier end of the same put was in doubt.
@@ -462,10 +471,13 @@ impl Put {
     /// their head.
     fn reconcile(&self, caller: &Caller, new: Box<dyn NewAnchor>, revision: Revision) -> Answer<Head> {
         let vaults = &self.vaults;
+        // Others are closed for it, which must not wait for this one.
+        let opened = vaults.vault_for(caller, &self.id)?;
         // Held until the replacement: of two hosts, the one with the older rows must not replace the newer ones.
         let slot = vaults.slot(&self.id);
         let slot = &mut *slot.lock();
-        let vault = vaults.vault_in(&self.id, slot, false)?;
+        let vault = vaults.vault_in(&self.id, slot, true)?;
+        drop(opened);
         let ours = Anchor::open(vault.table_to_look_at(), &self.id)?.vault().revision;
         if ours > revision {
             vaults.state().reconciled(&self.id, &caller.name, false).map_err(Lost)?;

@@ -125,9 +125,9 @@ impl Vault {
         Ok(dir)
     }
 
-    /// The same for a call that looks for a name in it, changes one, or gives it a new one: there is none in a directory
-    /// that was removed, and none is made there. (A kernel passes such calls on if another host has removed what is
-    /// open here.)
+    /// The same for a call that looks for a name in it, changes one, or gives it a new one: there is none in a
+    /// directory that was removed, and none is made there. (A kernel passes such calls on if another host has removed
+    /// what is open here.)
     pub(crate) fn dir_of_names(&self, ino: Ino) -> Result<Arc<Dir>> {
         match self.dir(ino) {
             Err(VaultError::Stale) if self.nodes.lock().is_removed_dir(ino) => Err(VaultError::NotFound),

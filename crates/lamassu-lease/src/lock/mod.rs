@@ -2,13 +2,15 @@
 
 mod ranges;
 
+#[cfg(test)]
+pub(crate) use ranges::LOOKED_AT;
 pub use ranges::{Range, Ranges};
 
 use crate::ids::{Mode, Object};
 
 /// Most locked ranges of a session, and most of its requests that may wait.
 pub const LOCKS_MAX: usize = 8192;
-/// Most requests for locks of one file that a session may have waiting: each unlock looks at all of a file.
+/// Most requests for locks of one file that a session may have waiting: an unlock may have to look at all of a file.
 pub const WAITING_MAX: usize = 1024;
 /// Those of all sessions. A chain of locks, each of which becomes weaker when it lets the next request in, costs a look
 /// at all of them for each.

@@ -1,7 +1,12 @@
 //! The locked ranges of one owner in one file.
 
 use crate::ids::Mode;
-use std::collections::BTreeMap;
+
+#[cfg(test)]
+thread_local! {
+    /// How many ranges were looked at one by one.
+    pub(crate) static LOOKED_AT: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
 
 /// Bytes of a file, from the first to the last one, both included. A range without an end goes to [`u64::MAX`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -34,96 +39,142 @@ impl Range {
         Range { first: self.first.saturating_sub(1), last: self.last.saturating_add(1) }
     }
 
-    fn overlaps(self, other: Range) -> bool {
+    /// Whether they have bytes in common.
+    pub fn overlaps(self, other: Range) -> bool {
         self.first <= other.last && other.first <= self.last
+    }
+
+    /// From the first to the last byte of both.
+    pub fn with(self, other: Range) -> Range {
+        Range { first: self.first.min(other.first), last: self.last.max(other.last) }
     }
 }
 
-/// Ranges with their modes. They do not overlap, and neighbours have different modes.
+/// Ranges in order, with at least one byte between two of them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+struct Apart(Vec<Range>);
+
+impl Apart {
+    /// Those that overlap a range.
+    fn overlapping(&self, range: Range) -> &[Range] {
+        self.0.get(self.places(range)).unwrap_or_default()
+    }
+
+    fn places(&self, range: Range) -> std::ops::Range<usize> {
+        // What ends before the range also begins before its end.
+        let begun = self.0.partition_point(|own| own.first <= range.last);
+        self.0.partition_point(|own| own.last < range.first)..begun
+    }
+
+    fn clear(&mut self, range: Range) {
+        let cleared = self.overlapping(range);
+        let (Some(first), Some(last)) = (cleared.first(), cleared.last()) else { return };
+        let before = (first.first < range.first).then(|| Range { first: first.first, last: range.first - 1 });
+        let after = (range.last < last.last).then(|| Range { first: range.last + 1, last: last.last });
+        self.0.splice(self.places(range), before.into_iter().chain(after));
+    }
+
+    fn add(&mut self, range: Range) {
+        let near = range.with_neighbours();
+        let all = self.overlapping(near).iter().fold(range, |all, own| all.with(*own));
+        self.0.splice(self.places(near), [all]);
+    }
+}
+
+/// Ranges with their modes. They do not overlap, and neighbours have different modes. Except for those that take or
+/// return ranges one by one, each operation searches, however many there are.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Ranges {
-    /// by the first byte: the last one, and the mode
-    of: BTreeMap<u64, (u64, Mode)>,
+    shared: Apart,
+    exclusive: Apart,
 }
 
 impl Ranges {
     /// How many there are.
     pub fn len(&self) -> usize {
-        self.of.len()
+        self.shared.0.len() + self.exclusive.0.len()
     }
 
     /// Whether nothing is locked.
     pub fn is_empty(&self) -> bool {
-        self.of.is_empty()
+        self.len() == 0
     }
 
     /// All of them, in order.
     pub fn iter(&self) -> impl Iterator<Item = (Range, Mode)> + '_ {
-        self.of.iter().map(|(&first, &(last, mode))| (Range { first, last }, mode))
+        self.overlapping(Range::ALL)
     }
 
     /// Those that overlap a range, in order.
     pub fn overlapping(&self, range: Range) -> impl Iterator<Item = (Range, Mode)> + '_ {
-        // At most one that begins before the range reaches into it.
-        let before = self.of.range(..range.first).next_back();
-        let inside = self.of.range(range.first..=range.last);
-        let all = before.into_iter().chain(inside).map(|(&first, &(last, mode))| (Range { first, last }, mode));
-        all.filter(move |(other, _)| other.overlaps(range))
+        let mut shared = self.shared.overlapping(range).iter().copied().peekable();
+        let mut exclusive = self.exclusive.overlapping(range).iter().copied().peekable();
+        let all = std::iter::from_fn(move || match (shared.peek(), exclusive.peek()) {
+            (Some(one), Some(other)) if one < other => shared.next().map(|one| (one, Mode::Shared)),
+            (Some(_), None) => shared.next().map(|one| (one, Mode::Shared)),
+            _ => exclusive.next().map(|one| (one, Mode::Exclusive)),
+        });
+        #[cfg(test)]
+        let all = all.inspect(|_| LOOKED_AT.with(|count| count.set(count.get() + 1)));
+        all
+    }
+
+    /// Those that conflict with a lock of another owner: some of each mode, in order.
+    fn conflicts(&self, range: Range, mode: Mode) -> [(&[Range], Mode); 2] {
+        let shared = if mode == Mode::Exclusive { self.shared.overlapping(range) } else { &[] };
+        [(shared, Mode::Shared), (self.exclusive.overlapping(range), Mode::Exclusive)]
     }
 
     /// The first one that conflicts with a lock of another owner.
     pub fn conflict(&self, range: Range, mode: Mode) -> Option<(Range, Mode)> {
-        self.overlapping(range).find(|(_, own)| mode == Mode::Exclusive || *own == Mode::Exclusive)
+        self.conflicts(range, mode).into_iter().filter_map(|(all, mode)| Some((*all.first()?, mode))).min()
+    }
+
+    /// How many conflict with a lock of another owner.
+    pub fn in_the_way(&self, range: Range, mode: Mode) -> usize {
+        self.conflicts(range, mode).into_iter().map(|(all, _)| all.len()).sum()
+    }
+
+    /// Where in a range more is locked than this mode, from the first to the last byte. `None`: nowhere.
+    pub fn above(&self, range: Range, mode: Option<Mode>) -> Option<Range> {
+        let of = [(&self.shared, Mode::Shared), (&self.exclusive, Mode::Exclusive)];
+        let more = of.into_iter().filter(|(_, held)| Some(*held) > mode).map(|(of, _)| of.overlapping(range));
+        let all = more.flat_map(|of| of.first().into_iter().chain(of.last())).copied().reduce(Range::with)?;
+        Some(Range { first: all.first.max(range.first), last: all.last.min(range.last) })
     }
 
     /// Whether unlocking a range makes two of one.
     pub fn is_split_by(&self, range: Range) -> bool {
-        self.overlapping(range).any(|(own, _)| own.first < range.first && range.last < own.last)
+        let both = [&self.shared, &self.exclusive].map(|of| of.overlapping(range).first());
+        both.into_iter().flatten().any(|own| own.first < range.first && range.last < own.last)
     }
 
     /// Unlocks a range.
     pub fn clear(&mut self, range: Range) {
-        let overlapping: Vec<_> = self.overlapping(range).collect();
-        for (own, mode) in overlapping {
-            self.of.remove(&own.first);
-            if own.first < range.first {
-                self.of.insert(own.first, (range.first - 1, mode));
-            }
-            if range.last < own.last {
-                self.of.insert(range.last + 1, (own.last, mode));
-            }
-        }
+        self.shared.clear(range);
+        self.exclusive.clear(range);
     }
 
     /// Locks a range in this mode, whatever parts of it were locked before.
     pub fn set(&mut self, range: Range, mode: Mode) {
         self.clear(range);
-        let Range { mut first, mut last } = range;
-        let is_next_to = |of: Option<(&u64, &(u64, Mode))>| of.map(|(first, (last, mode))| (*first, *last, *mode));
-        if let Some((before, end, same)) = is_next_to(self.of.range(..first).next_back())
-            && same == mode
-            && end.checked_add(1) == Some(first)
-        {
-            self.of.remove(&before);
-            first = before;
+        match mode {
+            Mode::Shared => self.shared.add(range),
+            Mode::Exclusive => self.exclusive.add(range),
         }
-        if let Some(next) = last.checked_add(1)
-            && let Some(&(end, same)) = self.of.get(&next)
-            && same == mode
-        {
-            self.of.remove(&next);
-            last = end;
-        }
-        self.of.insert(first, (last, mode));
     }
 
     /// Reduces what is locked in a range to `mode`: what is weaker stays as it is, and nothing is added.
     pub fn weaken(&mut self, range: Range, mode: Option<Mode>) {
-        let Some(mode) = mode else { return self.clear(range) };
-        let overlapping: Vec<_> = self.overlapping(range).collect();
-        for (own, held) in overlapping {
-            let part = Range { first: own.first.max(range.first), last: own.last.min(range.last) };
-            self.set(part, held.min(mode));
+        match mode {
+            None => self.clear(range),
+            Some(Mode::Shared) => {
+                for own in self.exclusive.overlapping(range).to_vec() {
+                    let part = Range { first: own.first.max(range.first), last: own.last.min(range.last) };
+                    self.set(part, Mode::Shared);
+                }
+            }
+            Some(Mode::Exclusive) => {}
         }
     }
 }
@@ -207,9 +258,14 @@ mod tests {
                     prop_assert_eq!(ranges.overlapping(here).next().map(|(_, mode)| mode), single[at as usize]);
                 }
             }
+            let above: Vec<_> = (from.min(to)..=from.max(to)).filter(|at| single[*at as usize] > Some(asked)).collect();
+            let hull = above.first().zip(above.last()).map(|(first, last)| range(*first, *last));
+            prop_assert_eq!(ranges.above(range(from, to), Some(asked)), hull);
             let in_the_way = |held: &Option<Mode>| held.is_some_and(|held| held == Mode::Exclusive || asked == Mode::Exclusive);
             let is_any = single[bytes(from, to)].iter().any(in_the_way);
-            prop_assert_eq!(ranges.conflict(range(from, to), asked).is_some(), is_any);
+            let all: Vec<_> = ranges.overlapping(range(from, to)).filter(|(_, own)| in_the_way(&Some(*own))).collect();
+            prop_assert_eq!(ranges.conflict(range(from, to), asked), all.first().copied());
+            prop_assert_eq!((ranges.in_the_way(range(from, to), asked), all.is_empty()), (all.len(), !is_any));
         }
     }
 }

@@ -14,13 +14,15 @@
 mod holder;
 mod spans;
 mod table;
+mod work;
 
 pub use crate::lock::{
     Conflict, LOCKS_MAX, Lock, LockAnswer, LockKey, LockKind, REPORTED_MAX, Range, Ranges, WAITING_MAX,
     WAITING_OF_ALL_MAX,
 };
 pub use holder::{Answered, Asked, Holder, Outcome};
-pub(crate) use table::Table;
+pub(crate) use table::{Answers, CannotHave, Table};
+pub(crate) use work::Work;
 
 #[cfg(test)]
 mod tests;

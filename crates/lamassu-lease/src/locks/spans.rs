@@ -1,30 +1,59 @@
 //! How many ranges of a file overlap a given one, whoever has them. The answer costs two searches, however many ranges
 //! there are: a host may have as many as it likes, and have many requests wait for one of them.
 
-use super::Range;
+use super::{Lock, Range};
+use crate::Mode;
 
 /// More changes than this at once are made in one pass over all ranges.
 const FEW: usize = 16;
 
 /// Ranges, which may overlap: where they begin and where they end, each ascending.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub(super) struct Spans {
+struct Spans {
     firsts: Vec<u64>,
     lasts: Vec<u64>,
 }
 
 impl Spans {
     /// How many of them overlap a range.
-    pub fn overlapping(&self, range: Range) -> usize {
+    fn overlapping(&self, range: Range) -> usize {
         // What ends before the range also begins before its end.
         let begun = self.firsts.partition_point(|first| *first <= range.last());
         begun - self.lasts.partition_point(|last| *last < range.first())
     }
 
     /// Removes ranges that are in it, and adds others.
-    pub fn replace(&mut self, removed: &[Range], added: &[Range]) {
+    fn replace(&mut self, removed: &[Range], added: &[Range]) {
         replace(&mut self.firsts, removed, added, Range::first);
         replace(&mut self.lasts, removed, added, Range::last);
+    }
+}
+
+/// The locked ranges of all owners of a file.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct Locked {
+    all: Spans,
+    exclusive: Spans,
+}
+
+impl Locked {
+    /// How many of them conflict with a lock of another owner.
+    pub fn in_the_way(&self, lock: &Lock) -> usize {
+        match lock.mode {
+            Mode::Exclusive => self.all.overlapping(lock.range),
+            Mode::Shared => self.exclusive.overlapping(lock.range),
+        }
+    }
+
+    /// Removes ranges that are in it, and adds others.
+    pub fn replace(&mut self, removed: &[(Range, Mode)], added: &[(Range, Mode)]) {
+        let all = |of: &[(Range, Mode)]| of.iter().map(|(range, _)| *range).collect::<Vec<_>>();
+        self.all.replace(&all(removed), &all(added));
+        let exclusive = |of: &[(Range, Mode)]| {
+            let of = of.iter().filter(|(_, mode)| *mode == Mode::Exclusive);
+            of.map(|(range, _)| *range).collect::<Vec<_>>()
+        };
+        self.exclusive.replace(&exclusive(removed), &exclusive(added));
     }
 }
 

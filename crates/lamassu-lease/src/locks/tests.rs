@@ -1,5 +1,6 @@
 use super::*;
 use crate::{Mode, Object, RequestNo, SessionId};
+use std::cell::Cell;
 
 const A: SessionId = SessionId(1);
 const B: SessionId = SessionId(2);
@@ -14,10 +15,17 @@ fn ranges(owner: u64, bytes: (u64, u64), mode: Mode) -> Lock {
     lock(LockKind::Range, owner, bytes, mode)
 }
 
-/// The answers of a table to one request after another.
+/// The answers of a table to one request after another, each with all that it leads to.
 struct Asking {
     table: Table,
     number: u64,
+}
+
+/// Does all that is left in a table.
+fn served(table: &mut Table, answers: &mut Answers) {
+    while !table.is_served() {
+        table.serve(&mut Work::default(), answers);
+    }
 }
 
 impl Asking {
@@ -29,13 +37,26 @@ impl Asking {
     fn lock(&mut self, session: SessionId, lock: Lock, waits: bool) -> (RequestNo, Vec<(SessionId, LockAnswer)>) {
         self.number += 1;
         let request = RequestNo(self.number);
-        let answers = self.table.lock(session, request, lock, waits);
+        let mut answers = self.table.lock(session, request, lock, waits, &mut Work::default());
+        served(&mut self.table, &mut answers);
         (request, answers.into_iter().map(|(to, _, answer)| (to, answer)).collect())
+    }
+
+    fn cancel(&mut self, session: SessionId, request: RequestNo) -> Answers {
+        self.table.cancel(session, request, &mut Work::default())
+    }
+
+    /// Whether a session can have these locks, which it reports.
+    fn resume(&mut self, session: SessionId, locks: &[Lock]) -> bool {
+        let can_be = self.table.resume(session, locks).is_ok();
+        served(&mut self.table, &mut Answers::new());
+        can_be
     }
 
     fn unlock(&mut self, session: SessionId, lock: Lock) -> Vec<(SessionId, LockAnswer)> {
         self.number += 1;
-        let answers = self.table.unlock(session, RequestNo(self.number), lock.key, lock.range);
+        let mut answers = self.table.unlock(session, RequestNo(self.number), lock.key, lock.range);
+        served(&mut self.table, &mut answers);
         answers.into_iter().map(|(to, _, answer)| (to, answer)).collect()
     }
 }
@@ -52,7 +73,7 @@ fn a_lock_of_another_owner_is_in_the_way_and_told_and_waited_for() {
     assert_eq!(refused, [(B, InTheWay(held))]);
     let of_the_same_host = table.lock(A, ranges(2, (0, 10), Shared), false).1;
     assert_eq!(of_the_same_host, [(A, InTheWay(Conflict { pid: 1, ..held }))]);
-    assert_eq!(table.table.test(B, &ranges(1, (20, 29), Exclusive)), Done);
+    assert_eq!(table.table.test(B, &ranges(1, (20, 29), Exclusive), &mut Work::default()), Done);
     assert_eq!(table.lock(B, ranges(1, (0, 30), Exclusive), true).1, []);
     assert_eq!(table.lock(B, ranges(2, (15, 15), Shared), true).1, []);
     // flock(2) does not conflict with fcntl(2).
@@ -110,9 +131,9 @@ fn a_request_that_is_cancelled_waits_no_longer_and_one_that_was_granted_stays_so
     let mut table = Asking::new();
     assert_eq!(table.lock(A, ranges(1, (0, 9), Exclusive), false).1, [(A, Done)]);
     let (request, _) = table.lock(B, ranges(1, (0, 9), Exclusive), true);
-    assert_eq!(table.table.cancel(A, request), [], "it is of another session");
-    assert_eq!(table.table.cancel(B, request), [(B, request, Cancelled)]);
-    assert_eq!(table.table.cancel(B, request), []);
+    assert_eq!(table.cancel(A, request), [], "it is of another session");
+    assert_eq!(table.cancel(B, request), [(B, request, Cancelled)]);
+    assert_eq!(table.cancel(B, request), []);
     assert_eq!(table.unlock(A, ranges(1, (0, 9), Exclusive)), [(A, Done)]);
     assert_eq!(table.table, Table::default(), "nothing is left");
 }
@@ -138,10 +159,10 @@ fn a_session_has_no_more_locks_than_its_limit_and_can_report_all_of_them() {
     let all: Vec<Lock> = (1..LOCKS_MAX as u64 - 1).map(single).chain(of_long).collect();
     assert_eq!(all.len(), LOCKS_MAX + 1);
     let before = table.table.clone();
-    assert!(table.table.resume(A, &all, &mut Vec::new()));
+    assert!(table.resume(A, &all));
     assert_eq!(table.table, before);
     let more: Vec<Lock> = (0..LOCKS_MAX as u64 + 2).map(single).collect();
-    assert!(!table.table.resume(A, &more, &mut Vec::new()));
+    assert!(!table.resume(A, &more));
 }
 
 /// A host whose connections break at any moment, and its server.
@@ -301,10 +322,11 @@ fn what_conflicts_with_another_session_cannot_be_reported() {
     assert_eq!(table.lock(A, ranges(1, (0, 9), Shared), false).1, [(A, Done)]);
     let before = table.table.clone();
     for (mode, may_be) in [(Exclusive, false), (Shared, true)] {
-        assert_eq!(table.table.resume(B, &[ranges(1, (9, 12), mode)], &mut Vec::new()), may_be);
+        let reported = table.table.resume(B, &[ranges(1, (9, 12), mode)]);
+        assert_eq!(reported, if may_be { Ok(()) } else { Err(CannotHave { beside: Some(A) }) });
     }
     assert_eq!(table.lock(A, ranges(1, (9, 9), Exclusive), false).1.len(), 1, "B has what it reported");
-    assert!(table.table.resume(B, &[], &mut Vec::new()));
+    assert!(table.resume(B, &[]));
     assert_eq!(table.table, before);
 }
 
@@ -315,9 +337,9 @@ fn a_call_looks_only_at_what_it_may_let_in() {
     const OWNERS: u64 = 6000;
     let mut table = Asking::new();
     let checks = |table: &mut Asking, call: &mut dyn FnMut(&mut Asking)| {
-        let before = super::table::CHECKS.with(std::cell::Cell::get);
+        let before = super::table::CHECKS.with(Cell::get);
         call(table);
-        super::table::CHECKS.with(std::cell::Cell::get) - before
+        super::table::CHECKS.with(Cell::get) - before
     };
     let single = |owner: u64, at: u64, mode| ranges(owner, (2 * at, 2 * at), mode);
     assert_eq!(table.lock(B, single(1, 0, Exclusive), false).1, [(B, Done)]);
@@ -335,10 +357,17 @@ fn a_call_looks_only_at_what_it_may_let_in() {
         assert_eq!(table.lock(B, single(2, 1, Exclusive), false).1.len(), 1);
     });
     assert_eq!(refused, 1);
-    let weaker = checks(&mut table, &mut |table| {
+    let elsewhere = checks(&mut table, &mut |table| {
         assert_eq!(table.unlock(A, single(1, 1, Shared)), [(A, Done)]);
     });
-    assert_eq!(weaker, WAITING_MAX, "those of the file");
+    assert_eq!(elsewhere, 0, "nobody waits for that");
+    let before_it = ranges(2, (0, 2), Shared);
+    assert_eq!(table.lock(A, before_it, true).1, [(A, TooMany)]);
+    assert_eq!(table.lock(B, single(1, 1, Exclusive), false).1, [(B, Done)]);
+    let touched = checks(&mut table, &mut |table| {
+        assert_eq!(table.lock(B, single(1, 0, Shared), false).1, [(B, Done)]);
+    });
+    assert_eq!(touched, 1 + WAITING_MAX, "those who wait there");
     let nothing = checks(&mut table, &mut |table| {
         assert_eq!(table.unlock(A, single(1, 1, Shared)), [(A, Done)]);
     });
@@ -355,17 +384,17 @@ fn locks_that_become_weaker_cost_one_more_look_at_what_waits() {
         assert_eq!(table.lock(B, ranges(owner, (at, at), Exclusive), false).1, [(B, Done)]);
     }
     for waits in 0..EACH {
-        assert_eq!(table.lock(A, ranges(waits, (0, 0), Exclusive), true).1, []);
+        assert_eq!(table.lock(A, ranges(waits, (0, 1000), Exclusive), true).1, []);
     }
     // Each owner has a byte, and asks to read from there to the one that B has: past the bytes of those before it.
     for owner in 1..=EACH {
         assert_eq!(table.lock(A, ranges(owner + EACH, (1000 - owner, 1000 - owner), Exclusive), false).1, [(A, Done)]);
         assert_eq!(table.lock(A, ranges(owner + EACH, (1000 - owner, 1000), Shared), true).1, []);
     }
-    let before = super::table::CHECKS.with(std::cell::Cell::get);
+    let before = super::table::CHECKS.with(Cell::get);
     let answers = table.unlock(B, ranges(2, (1000, 1000), Exclusive));
     assert_eq!(answers.len() as u64, 1 + EACH);
-    let checks = super::table::CHECKS.with(std::cell::Cell::get) - before;
+    let checks = super::table::CHECKS.with(Cell::get) - before;
     assert_eq!(checks as u64, 3 * EACH, "those that go on waiting twice, the others once");
 }
 
@@ -382,4 +411,40 @@ fn no_more_requests_wait_for_locks_of_one_file_than_may() {
         }
     }
     assert_eq!(granted, WAITING_OF_ALL_MAX);
+}
+
+/// All that one host can have the server look at: many locks of its own, which are in the way of none of its requests,
+/// and a chain of requests, each of which lets the next one in.
+#[test]
+fn what_one_unlock_leads_to_is_done_in_parts() {
+    const LOCKED: u64 = LOCKS_MAX as u64 - CHAIN;
+    const CHAIN: u64 = WAITING_MAX as u64;
+    let mut table = Asking::new();
+    let link = |at: u64| 2 * (LOCKED + at);
+    for at in 0..LOCKED {
+        assert_eq!(table.lock(A, ranges(0, (2 * at, 2 * at), Shared), false).1, [(A, Done)]);
+    }
+    let (first, last) = (ranges(9, (link(0), link(0)), Exclusive), CHAIN - 1);
+    assert_eq!(table.lock(SessionId(3), first, false).1, [(SessionId(3), Done)]);
+    for owner in 1..=last {
+        assert_eq!(table.lock(B, ranges(owner, (link(owner), link(owner)), Exclusive), false).1, [(B, Done)]);
+    }
+    let all = || ranges(0, (0, u64::MAX), Exclusive);
+    for _ in 0..CHAIN {
+        assert_eq!(table.lock(A, all(), true).1, []);
+    }
+    for owner in (1..=last).rev() {
+        assert_eq!(table.lock(B, ranges(owner, (link(owner - 1), link(owner)), Shared), true).1, []);
+    }
+    let counts = || (super::table::CHECKS.with(Cell::get), crate::lock::LOOKED_AT.with(Cell::get));
+    let mut answers = table.table.unlock(SessionId(3), RequestNo(0), first.key, first.range);
+    let mut parts = 0;
+    while !table.table.is_served() {
+        let before = counts();
+        table.table.serve(&mut Work::default(), &mut answers);
+        let (checks, looked_at) = (counts().0 - before.0, counts().1 - before.1);
+        assert!(checks <= Work::AT_ONCE + WAITING_OF_ALL_MAX && looked_at <= checks, "{checks} {looked_at}");
+        parts += 1;
+    }
+    assert_eq!((answers.len() as u64, parts > 1), (1 + last, true));
 }

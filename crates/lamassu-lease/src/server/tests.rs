@@ -1,4 +1,5 @@
 use super::*;
+use crate::RequestNo;
 use crate::locks::{LockKey, LockKind, Range};
 
 const OBJECT: Object = Object(1);
@@ -143,7 +144,7 @@ fn a_session_waits_once() {
     }
     let step = server.call(a, Call::Release { grant, keeps: None }, Millis(300));
     assert_eq!(step.replies.len(), 1);
-    assert!(server.objects.get(&OBJECT).is_some_and(|held| held.next().is_none()));
+    assert!(server.objects.get(&OBJECT).is_some_and(|held| !held.is_waited_for()));
 }
 
 /// The report by which a session comes back is the first that the server hears after another one's term. Grants and
@@ -297,7 +298,7 @@ fn a_report_that_comes_late_changes_nothing() {
 fn a_report_that_makes_no_sense_is_why_its_session_ends() {
     let (mut server, a, _, grant) = contended();
     let step = resumes(&mut server, a, &[Grant { number: GrantNo(7), ..grant }], Millis(200));
-    assert!(step.misreported == [a] && step.replies.contains(&(a, Reply::Ended)) && !server.is_alive(a));
+    assert!(step.misreported == [(a, None)] && step.replies.contains(&(a, Reply::Ended)) && !server.is_alive(a));
 }
 
 /// A server that has started again knows of no shared leases and no locks before they are reported.
@@ -331,7 +332,7 @@ fn a_session_that_reports_again_keeps_its_place_among_those_that_wait() {
     let (mut server, a, b, grant) = contended();
     let (c, _) = server.join(Millis(200));
     assert_eq!(acquire(&mut server, c, Mode::Exclusive, Millis(200)), []);
-    let next = |server: &Server| server.objects.get(&OBJECT).and_then(Held::next).map(|next| next.session);
+    let next = |server: &Server| server.objects.get(&OBJECT)?.next(false).map(|next| next.session);
     for _ in 0..3 {
         let _ = resumes(&mut server, b, &[], Millis(200));
         assert_eq!(next(&server), Some(c), "who has not asked again is not waited for");
@@ -381,4 +382,146 @@ fn what_was_taken_over_and_given_back_is_reported_by_the_next_connection() {
     // The server may have heard both.
     assert_eq!(heard.call(b, report(1, &[grant]), now), Step::default());
     assert!(heard.is_alive(b) && server.is_alive(b));
+}
+
+fn is_recalled(step: &Step, session: SessionId) -> bool {
+    matches!(step.replies[..], [(to, Reply::Recall { .. })] if to == session)
+}
+
+/// The recall was lost with the holder's connection, and who asked has gone before there was another one.
+#[test]
+fn a_holder_has_no_deadline_when_nobody_waits_any_more() {
+    let term = Terms::DEFAULT.term().0;
+    let leaves: [fn(&mut Server, SessionId) -> Step; 3] = [
+        |server, b| server.call(b, Call::Leave, Millis(200)),
+        |server, b| server.turn_out(b, Millis(200)),
+        // It is silent.
+        |server, _| server.tick(Millis(200)),
+    ];
+    for leave in leaves {
+        let (mut server, a, b, grant) = contended();
+        let _ = leave(&mut server, b);
+        let _ = resumes(&mut server, a, &[grant], Millis(300));
+        for now in (1_000..3 * term).step_by(1_000) {
+            assert!(beats(&mut server, a, Millis(now)), "{now}");
+            assert!(!is_recalled(&server.tick(Millis(now)), a) || now < 100 + term);
+        }
+        assert!(!server.is_alive(b) && server.may_change(a, OBJECT));
+        // The next request recalls it again, and it has a term from then on.
+        let asked = 3 * term;
+        let (c, _) = server.join(Millis(asked));
+        assert!(
+            matches!(acquire(&mut server, c, Mode::Shared, Millis(asked))[..], [(to, Reply::Recall { .. })] if to == a)
+        );
+        for now in [asked, asked + term - 1] {
+            assert!(beats(&mut server, a, Millis(now)) && beats(&mut server, c, Millis(now)));
+        }
+        assert!(!beats(&mut server, a, Millis(asked + term)));
+    }
+}
+
+/// Otherwise those that come and go would give the holder as much time as they like.
+#[test]
+fn a_deadline_goes_on_while_anybody_waits() {
+    let term = Terms::DEFAULT.term().0;
+    let (mut server, a, b, grant) = contended();
+    let (c, _) = server.join(Millis(200));
+    assert_eq!(acquire(&mut server, c, Mode::Shared, Millis(200)), []);
+    assert_eq!(server.call(b, Call::Leave, Millis(300)).replies, []);
+    // It has a new connection, and has not asked again by that.
+    let _ = resumes(&mut server, c, &[], Millis(400));
+    let _ = resumes(&mut server, a, &[grant], Millis(500));
+    assert!(is_recalled(&server.tick(Millis(600)), a), "who has a deadline is told");
+    assert!(beats(&mut server, a, Millis(term + 99)) && beats(&mut server, c, Millis(term + 99)));
+    assert!(!beats(&mut server, a, Millis(term + 100)));
+}
+
+/// A vault is frozen, and who waited for it has left when it is thawed.
+#[test]
+fn who_keeps_a_lease_no_longer_has_no_deadline_when_nobody_waits() {
+    let term = Terms::DEFAULT.term().0;
+    let (mut server, a, b, grant) = contended();
+    let _ = server.call(a, Call::Keep { grant, kept: true }, Millis(200));
+    let _ = server.call(b, Call::Leave, Millis(300));
+    let _ = server.call(a, Call::Keep { grant, kept: false }, Millis(400));
+    for now in (1_000..3 * term).step_by(1_000) {
+        assert!(beats(&mut server, a, Millis(now)), "{now}");
+    }
+}
+
+/// A reader got an abandoned object exclusively, has taken it over, and keeps it as shared. That was lost with its
+/// connection, as was the recall for another reader.
+#[test]
+fn who_reports_a_lease_as_reduced_has_no_deadline_for_what_it_was() {
+    let term = Terms::DEFAULT.term().0;
+    for is_named in [false, true] {
+        let (mut server, _, b, _) = contended();
+        let now = 100 + term;
+        assert!(beats(&mut server, b, Millis(200)));
+        let granted = server.tick(Millis(now)).replies;
+        let [_, (_, Reply::Granted { grant, takes_over: true, .. })] = granted[..] else { panic!("{granted:?}") };
+        assert!(beats(&mut server, b, Millis(now)));
+        let (c, _) = server.join(Millis(now + 100));
+        let asked = acquire(&mut server, c, Mode::Shared, Millis(now + 100));
+        assert!(matches!(asked[..], [(to, Reply::Recall { keeps: None, .. })] if to == b), "{asked:?}");
+        if !is_named {
+            let _ = resumes(&mut server, c, &[], Millis(now + 100));
+        }
+        let _ = resumes(&mut server, b, &[Grant { mode: Mode::Shared, ..grant }], Millis(now + 200));
+        assert_eq!(server.mode_of(c, OBJECT), is_named.then_some(Mode::Shared));
+        for now in (now + 1_000..now + 3 * term).step_by(1_000) {
+            assert!(beats(&mut server, b, Millis(now)) && beats(&mut server, c, Millis(now)), "{now}");
+            assert_eq!(server.tick(Millis(now)), Step::default());
+        }
+    }
+}
+
+/// Its host has said that it is alive, and the server has not looked yet.
+#[test]
+fn a_session_whose_message_waits_is_not_silent() {
+    let term = Terms::DEFAULT.term();
+    let (mut server, a, b, _) = contended();
+    let _ = server.call(a, Call::Leave, Millis(150));
+    assert!(beats(&mut server, b, Millis(200)));
+    let (c, _) = server.join(Millis(200));
+    let now = Millis(200) + term;
+    assert_eq!(server.overdue(Millis(now.0 - 1)).count(), 0);
+    assert_eq!(server.overdue(now).collect::<Vec<_>>(), [b, c]);
+    server.has_arrived(b, Millis(300), now);
+    assert_eq!(server.overdue(now).collect::<Vec<_>>(), [c]);
+    assert_eq!(server.tick(now).replies, [(c, Reply::Ended)]);
+    assert!(server.is_alive(b) && server.tick(now + term).replies == [(b, Reply::Ended)]);
+}
+
+/// Otherwise it would be kept by messages that are not answered (R13), or after a revocation (R3).
+#[test]
+fn a_message_that_waits_keeps_no_session_that_holds_on_or_is_out() {
+    let term = Terms::DEFAULT.term();
+    for is_out in [false, true] {
+        let (mut server, a, b, _) = contended();
+        assert!(beats(&mut server, a, Millis(200)) && beats(&mut server, b, Millis(200)));
+        if is_out {
+            let _ = server.turn_out(a, Millis(300));
+        }
+        let now = Millis(200) + term;
+        assert!(beats(&mut server, b, Millis(now.0 - 1)));
+        server.has_arrived(a, Millis(100) + term, now);
+        assert!(server.tick(now).replies.contains(&(a, Reply::Ended)), "{is_out}");
+    }
+}
+
+/// It may be the release: the vault was at work since before the deadline.
+#[test]
+fn a_holder_whose_message_has_waited_since_before_its_deadline_may_release_what_it_holds() {
+    let term = Terms::DEFAULT.term();
+    let (mut server, a, b, grant) = contended();
+    assert!(beats(&mut server, a, Millis(200)) && beats(&mut server, b, Millis(200)));
+    let now = Millis(500) + term;
+    for session in [a, b] {
+        server.has_arrived(session, Millis(300), now);
+    }
+    assert!(!beats(&mut server, a, now), "its deadline is over");
+    let step = server.call(a, Call::Release { grant, keeps: None }, now);
+    assert!(matches!(step.replies[..], [(to, Reply::Granted { takes_over: false, .. })] if to == b), "{step:?}");
+    assert!(server.is_alive(a) && beats(&mut server, a, now));
 }

@@ -40,6 +40,8 @@ enum Event {
     LateReport(usize),
     /// The administrator revokes a host. It may join again.
     Revoke(usize),
+    /// A host that waits ends its session. It may join again.
+    Leave(usize),
     CrashHost(usize),
     Join(usize),
     CrashServer,
@@ -194,6 +196,9 @@ impl Model for Sharing {
             if world.left.revokes > 0 && world.server.is_some() {
                 all.push(Event::Revoke(at));
             }
+            if world.left.leaves > 0 && world.only_waits(at) {
+                all.push(Event::Leave(at));
+            }
             if host.work.is_some() {
                 all.push(Event::Go(at));
             }
@@ -285,6 +290,10 @@ impl Model for Sharing {
                     _ => server.turn_out(session, now),
                 });
             }
+            Event::Leave(at) => {
+                world.left.leaves -= 1;
+                world.leave(self, at)?;
+            }
             Event::Connect(at) => {
                 let host = world.hosts[at].as_mut()?;
                 host.connection = Some(Connection::default());
@@ -300,12 +309,7 @@ impl Model for Sharing {
                 world.left.server_crashes -= 1;
                 world.crash_server();
             }
-            Event::StartServer => {
-                let (server, _) = Server::start(self.terms(), world.durable.clone(), now);
-                world.seen.restarted_with_lease |= !world.durable.exclusive.is_empty();
-                world.server = Some(server);
-                world.serve(self, |_, _| Step::default());
-            }
+            Event::StartServer => world.start_server(self),
             Event::Land(late) => {
                 world.late.remove(&late);
                 world.seen.kept_late |= late.inode != world.row.inode;
@@ -354,13 +358,17 @@ impl Model for Sharing {
             }),
             Property::sometimes("a session that is good again", |_, world: &World| world.seen.good_again),
             Property::sometimes("a report that arrives after a newer one", |_, world: &World| world.seen.late_report),
+            Property::sometimes("a host that leaves while its grant is on the way", |_, world: &World| {
+                world.seen.left_granted
+            }),
         ]
     }
 }
 
 /// The most of each, in the order of [`Left`].
 const fn left([ticks, beats, reads, writes, breaks, host_crashes, server_crashes]: [u8; 7]) -> Left {
-    Left { ticks, beats, reads, writes, breaks, host_crashes, server_crashes, keeps: 0, late_reports: 0, revokes: 0 }
+    let (keeps, late_reports, revokes, leaves) = (0, 0, 0, 0);
+    Left { ticks, beats, reads, writes, breaks, host_crashes, server_crashes, keeps, late_reports, revokes, leaves }
 }
 
 // A session lasts two ticks without a heartbeat.
@@ -370,16 +378,18 @@ const HOSTS_CRASH: Left = left([2, 0, 1, 2, 0, 1, 0]);
 const LEASES_ARE_KEPT: Left = Left { keeps: 1, ..left([2, 1, 0, 2, 0, 0, 0]) };
 const REPORTS_ARE_LATE: Left = Left { late_reports: 1, ..left([0, 0, 0, 2, 2, 0, 0]) };
 const HOSTS_ARE_REVOKED: Left = Left { revokes: 1, ..left([0, 0, 1, 1, 0, 0, 1]) };
-const RUNS: [Left; 6] = [
+const WAITERS_LEAVE: Left = Left { leaves: 1, ..left([2, 0, 0, 2, 1, 0, 0]) };
+const RUNS: [Left; 7] = [
     left([2, 0, 1, 2, 1, 0, 0]),
     left([3, 0, 1, 1, 0, 0, 1]),
     HOSTS_CRASH,
     LEASES_ARE_KEPT,
     REPORTS_ARE_LATE,
     HOSTS_ARE_REVOKED,
+    WAITERS_LEAVE,
 ];
 /// In `make torture`.
-const LONG_RUNS: [Left; 7] = [
+const LONG_RUNS: [Left; 8] = [
     CONNECTIONS_BREAK,
     SERVER_CRASHES,
     left([3, 0, 1, 2, 0, 1, 0]),
@@ -387,6 +397,7 @@ const LONG_RUNS: [Left; 7] = [
     left([3, 1, 1, 2, 0, 0, 0]),
     left([3, 0, 1, 2, 1, 0, 0]),
     Left { revokes: 1, ..left([2, 0, 1, 1, 0, 0, 1]) },
+    Left { leaves: 1, ..left([2, 0, 0, 2, 1, 1, 0]) },
 ];
 
 /// Goes through all states of a model and checks its properties. Adds those that are to be seen, and were; returns the
@@ -421,7 +432,7 @@ fn every_order_of_events_keeps_the_promises() {
         println!("{} states with {left:?}", states - before);
     }
     println!("{states} states of leases");
-    assert_eq!(seen.len(), 6, "not everything happens that can: {seen:?}");
+    assert_eq!(seen.len(), 7, "not everything happens that can: {seen:?}");
     assert!(states > 1_000_000);
 }
 

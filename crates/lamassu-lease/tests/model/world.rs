@@ -138,6 +138,7 @@ pub struct Left {
     pub keeps: u8,
     pub late_reports: u8,
     pub revokes: u8,
+    pub leaves: u8,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -148,6 +149,7 @@ pub struct Seen {
     pub good_again: bool,
     pub kept: bool,
     pub late_report: bool,
+    pub left_granted: bool,
 }
 
 impl World {
@@ -334,9 +336,24 @@ impl World {
         Some(true)
     }
 
+    pub fn start_server(&mut self, model: &Sharing) {
+        let (server, _) = Server::start(model.terms(), self.durable.clone(), self.now);
+        self.seen.restarted_with_lease |= !self.durable.exclusive.is_empty();
+        self.server = Some(server);
+        self.serve(model, |_, _| Step::default());
+    }
+
     pub fn crash_server(&mut self) {
         self.server = None;
         self.hosts.iter_mut().flatten().for_each(|host| host.connection = None);
+    }
+
+    /// A host that waits leaves, and withdraws its request by that. It may have been granted meanwhile.
+    pub fn leave(&mut self, model: &Sharing, at: usize) -> Option<()> {
+        let session = self.hosts[at].take()?.client.session();
+        self.seen.left_granted |= self.server.as_ref()?.mode_of(session, FILE).is_some();
+        self.serve(model, |server, now| server.call(session, Call::Leave, now));
+        Some(())
     }
 
     /// A connection breaks. What was sent by it may be on the way.
@@ -417,6 +434,16 @@ impl World {
             row: None,
         });
         self.serve(model, |_, _| step);
+    }
+
+    /// Whether a host waits, and the server has heard all that it said.
+    pub fn only_waits(&self, at: usize) -> bool {
+        let is_heard = |connection: &Connection| connection.is_known && connection.up.is_empty();
+        self.server.is_some()
+            && self.hosts[at].as_ref().is_some_and(|host| {
+                let waits = host.asked.is_some() && host.work.is_none() && host.client.mode_of(FILE).is_none();
+                waits && host.connection.as_ref().is_some_and(is_heard)
+            })
     }
 
     pub fn begin(&mut self, model: &Sharing, at: usize, mode: Mode) -> Option<()> {

@@ -7,7 +7,9 @@
 //! Replies to sessions depend on facts that are not in etcd, such as when a host was last heard. So no reply leaves a
 //! replica until etcd has confirmed, after the reply was made, that the replica leads ([`Lead::confirm`]). A host
 //! counts its term from when it sent its message. So every such term began before another replica could take over. The
-//! new leader grants nothing that hosts may still hold until a term has passed, as a restarted server does.
+//! new leader grants nothing that hosts may still hold until a term has passed, as a restarted server does. Nor does a
+//! refusal leave it ([`crate::guard`]): a host takes it for final, and the next leader may have begun the session, or
+//! made the commit.
 
 use super::{Cluster, TIMEOUT, said};
 use crate::{Result, ServerError};

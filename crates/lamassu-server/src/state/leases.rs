@@ -349,7 +349,7 @@ impl State {
     }
 
     /// Makes changes of a vault's leases durable, together. `host_of` names the host of a session and how it uses the
-    /// vault; `why` says why a session ends.
+    /// vault; `why` says why a session ends, and which host has what it claims, if another one has.
     ///
     /// # Errors
     /// [`ServerError::Database`].
@@ -358,7 +358,7 @@ impl State {
         vault: &VaultId,
         changes: &[Change],
         host_of: impl Fn(SessionId) -> (String, Use),
-        why: impl Fn(SessionId) -> Why,
+        why: impl Fn(SessionId) -> (Why, Option<String>),
     ) -> Result<()> {
         if changes.is_empty() {
             return Ok(());
@@ -375,7 +375,8 @@ impl State {
                     }
                     Change::Ended(session) => {
                         let (host, vault) = (host_of(session).0, id.clone());
-                        events.push(Event::SessionEnded { host, vault, session: session.0, why: why(session) });
+                        let (why, against) = why(session);
+                        events.push(Event::SessionEnded { host, vault, session: session.0, why, against });
                     }
                     _ => {}
                 }
@@ -435,7 +436,8 @@ fn end_sessions(
         if let (SESSION, Ok(number)) = (*kind, number.try_into()) {
             let host = value.value().split(|byte| *byte == USE as u8).next().unwrap_or_default();
             let (host, vault) = (String::from_utf8_lossy(host).into_owned(), vault.to_string());
-            events.push(Event::SessionEnded { host, vault, session: u64::from_be_bytes(number), why });
+            let (session, against) = (u64::from_be_bytes(number), None);
+            events.push(Event::SessionEnded { host, vault, session, why, against });
         }
         gone.push(key.value().to_vec());
     }

@@ -23,6 +23,12 @@ impl State {
         self.hosts().values().any(|host| host.key == key && host.may_use(&any))
     }
 
+    /// Whether the host of this name may use a vault now.
+    pub fn host_may_use(&self, host: &str, vault: &VaultId) -> bool {
+        let any: Vec<_> = self.with_those_around(vault).collect();
+        self.hosts().get(host).is_some_and(|host| host.may_use(&any))
+    }
+
     /// The hosts that may use a vault now.
     pub fn who_may_use(&self, vault: &VaultId) -> BTreeSet<String> {
         let any: Vec<_> = self.with_those_around(vault).collect();
@@ -161,7 +167,7 @@ mod tests {
         assert_eq!(is_spoken_for(&state), [[true; 2]; 2]);
         // As when it is opened.
         state
-            .change_leases(&INMOST, &[Change::Run(1)], |_| (String::new(), Use::Reads), |_| Why::Left)
+            .change_leases(&INMOST, &[Change::Run(1)], |_| (String::new(), Use::Reads), |_| (Why::Left, None))
             .expect("writes");
         for id in [INNER, INMOST] {
             state.will_put_away(&id).expect("writes");
@@ -173,7 +179,9 @@ mod tests {
         let state = State::open(dir.path()).expect("opens");
         assert_eq!(is_spoken_for(&state), retired);
         // One of which an earlier version has left no more than that it was started.
-        state.change_leases(&OTHER, &[Change::Run(1)], |_| (String::new(), Use::Reads), |_| Why::Left).expect("writes");
+        state
+            .change_leases(&OTHER, &[Change::Run(1)], |_| (String::new(), Use::Reads), |_| (Why::Left, None))
+            .expect("writes");
         assert!(state.is_spoken_for(&OTHER, &VAULT).expect("reads"));
         let backup = tempfile::tempdir().expect("makes a directory");
         let made = State::make(backup.path()).expect("makes");

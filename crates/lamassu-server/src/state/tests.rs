@@ -26,8 +26,8 @@ fn leases_come_back() {
         _ => Use::ByTurns,
     };
     let host = |session: SessionId| (format!("host{}", session.0), used(session));
-    state.change_leases(&vault, &changes, host, |_| Why::Left).expect("writes");
-    state.change_leases(&other, &[Change::Run(1)], host, |_| Why::Left).expect("writes");
+    state.change_leases(&vault, &changes, host, |_| (Why::Left, None)).expect("writes");
+    state.change_leases(&other, &[Change::Run(1)], host, |_| (Why::Left, None)).expect("writes");
     assert_eq!(state.vaults().expect("reads"), [(vault, 3), (other, 1)]);
     assert!(matches!(State::open(dir.path()), Err(ServerError::Running { .. })));
     drop(state);

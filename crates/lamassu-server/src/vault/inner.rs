@@ -1,6 +1,7 @@
 //! What a vault has under its lock.
 
 use super::{Told, VAULT};
+use crate::arrivals::Arrivals;
 use crate::bounds::{Attends, SessionLocks};
 use crate::pauses::Pauses;
 use crate::policy::current::{LimitsCache, PolicyNo};
@@ -10,6 +11,7 @@ use crate::state::leases::Use;
 use lamassu_anchor::VaultRow;
 use lamassu_anchor::head::Head;
 use lamassu_anchor::table::Table;
+use lamassu_format::header::VaultId;
 use lamassu_lease::locks::LockAnswer;
 use lamassu_lease::server::{Server, Step};
 use lamassu_lease::{Call, Grant, GrantNo, Millis, Reply, SessionId};
@@ -44,6 +46,7 @@ pub enum Users {
 
 /// The state of the vault, under its lock.
 pub struct Inner {
+    pub(super) id: VaultId,
     pub(super) table: Arc<dyn Table>,
     pub(super) head: Head,
     pub(super) recent: Recent,
@@ -53,6 +56,10 @@ pub struct Inner {
     /// The time, and how many pauses its leases know of.
     pub(super) clock: Arc<Pauses>,
     pub(super) pauses: u64,
+    /// What its sessions have sent and waits.
+    pub(super) arrivals: Arrivals,
+    /// Whether hosts have changed since their rights were looked at.
+    pub(super) rights: watch::Receiver<()>,
     /// Unless it is good, nothing of the vault changes any more: what is durable is that of another object, which was
     /// or is to be opened.
     pub(super) standing: watch::Sender<Standing>,
@@ -148,7 +155,7 @@ impl Inner {
     }
 
     /// Every use of the leases takes the time from here, since a call may come before the tick that would notice a
-    /// pause.
+    /// pause, and before messages that have waited longer.
     pub(super) fn now(&mut self) -> Millis {
         let (now, pauses) = self.clock.look();
         if pauses != self.pauses {
@@ -156,6 +163,12 @@ impl Inner {
             // restart.
             self.leases.was_away(now);
             self.pauses = pauses;
+        }
+        for session in self.leases.overdue(now).collect::<Vec<_>>() {
+            let Some(one) = self.sessions.get(&session) else { continue };
+            if let Some(arrived) = self.arrivals.first(self.id, &one.host, session) {
+                self.leases.has_arrived(session, arrived, now);
+            }
         }
         now
     }

@@ -13,10 +13,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::mpsc::error::TryRecvError;
 use tokio::sync::mpsc::{Receiver, channel};
 
-const ID: VaultId = VaultId([7; 16]);
+pub(crate) const ID: VaultId = VaultId([7; 16]);
 
 /// The table of a vault's anchor.
-fn table() -> Arc<dyn Table> {
+pub(crate) fn table() -> Arc<dyn Table> {
     let table = Arc::new(MemoryTable::default());
     let of_root = Sealed::Is(Digest([1; 32]));
     let content = Content::Dir { record: of_root, parent: ObjectId::ROOT, name: Token([0; 16]) };
@@ -28,15 +28,19 @@ fn table() -> Arc<dyn Table> {
 
 /// A host that may use the vault.
 fn admitted(state: &State) -> Caller {
-    let caller = Caller { name: "one".into(), key: Arc::from(*b"key") };
-    let vaults = BTreeSet::from([ID.to_string()]);
-    state.put_token(b"token", &Pending { host: "one".into(), until: unix_now() + 100, vaults }, 0).unwrap();
-    assert!(state.use_token(b"token", unix_now(), &caller.key).unwrap().is_ok());
+    admitted_as("one", state)
+}
+
+fn admitted_as(name: &str, state: &State) -> Caller {
+    let caller = Caller { name: name.into(), key: Arc::from([b"key of ", name.as_bytes()].concat()) };
+    let (vaults, token) = (BTreeSet::from([ID.to_string()]), [b"token of ", name.as_bytes()].concat());
+    state.put_token(&token, &Pending { host: name.into(), until: unix_now() + 100, vaults }, 0).unwrap();
+    assert!(state.use_token(&token, unix_now(), &caller.key).unwrap().is_ok());
     caller
 }
 
 /// What vaults use, and a host that may use the vault.
-fn common(dir: &std::path::Path) -> (Common, Caller) {
+pub(crate) fn common(dir: &std::path::Path) -> (Common, Caller) {
     let state = Arc::new(State::make(dir).unwrap());
     let caller = admitted(&state);
     let (terms, metrics) = (Terms::DEFAULT, Metrics::default());
@@ -50,12 +54,13 @@ fn common(dir: &std::path::Path) -> (Common, Caller) {
             pauses: Arc::default(),
             bounds: Bounds::new(9),
             numbers: Numbers::default(),
+            arrivals: Arrivals::default(),
         },
         caller,
     )
 }
 
-fn open(table: Arc<dyn Table>, common: &Common) -> Vault {
+pub(crate) fn open(table: Arc<dyn Table>, common: &Common) -> Vault {
     Vault::open(ID, table, Terms::DEFAULT, common.clone()).unwrap_or_else(|_| panic!("the vault opens"))
 }
 
@@ -65,14 +70,19 @@ fn vault(dir: &std::path::Path) -> (Vault, Caller) {
     (open(table(), &common), caller)
 }
 
-fn begin(vault: &Vault, caller: &Caller) -> (Line, Receiver<Told>) {
+pub(crate) fn begin(vault: &Vault, caller: &Caller) -> (Line, Receiver<Told>) {
     let (replies, told) = channel(REPLIES_MAX);
     let begun = vault.begin(caller, Use::ByTurns, SessionId(u64::MAX), replies);
     (begun.unwrap_or_else(|_| panic!("a session begins")).line, told)
 }
 
 /// A session that uses the vault in this way; one that writes or reads asks for its lease at once.
-fn begin_to(vault: &Vault, caller: &Caller, used: Use, replaces: SessionId) -> (Line, Grant, Receiver<Told>) {
+pub(crate) fn begin_to(
+    vault: &Vault,
+    caller: &Caller,
+    used: Use,
+    replaces: SessionId,
+) -> (Line, Grant, Receiver<Told>) {
     let (replies, mut told) = channel(REPLIES_MAX);
     let line = vault.begin(caller, used, replaces, replies).unwrap_or_else(|_| panic!("a session begins")).line;
     let mode = if used == Use::Reads { Mode::Shared } else { Mode::Exclusive };
@@ -83,7 +93,7 @@ fn begin_to(vault: &Vault, caller: &Caller, used: Use, replaces: SessionId) -> (
     }
 }
 
-fn row(number: u8) -> Change {
+pub(crate) fn row(number: u8) -> Change {
     Change { space: Space::Open, key: vec![number; 8], value: Some(Vec::new()) }
 }
 
@@ -94,23 +104,23 @@ fn a_session_that_reads_changes_nothing_although_it_gets_an_abandoned_vault_excl
     let (vault, caller) = vault(dir.path());
     let none = SessionId(u64::MAX);
     let (writer, its, _told) = begin_to(&vault, &caller, Use::Writes, none);
-    let head = vault.commit(&caller.name, (writer.session, its.number), Head([3; 32]), &[row(1)]).unwrap();
+    let head = vault.commit(&caller, (writer.session, its.number), Head([3; 32]), &[row(1)]).unwrap();
     let (reader, grant, _told) = begin_to(&vault, &caller, Use::Reads, writer.session);
     assert_eq!(grant.mode, Mode::Exclusive, "it takes over");
-    let commits = || vault.commit(&caller.name, (reader.session, grant.number), head, &[row(2)]);
+    let commits = || vault.commit(&caller, (reader.session, grant.number), head, &[row(2)]);
     let gives_up = || {
         let may_be = |inner: &Inner| inner.may_change(reader.session, &caller.name);
         vault.give_up(may_be, || panic!("it is put away"))
     };
     assert!(matches!(commits(), Err(Refused::Ended)) && matches!(gives_up(), Err(Refused::Ended)));
-    assert!(vault.rows(&caller.name, reader.session, None).is_ok_and(|rows| rows.head == head));
+    assert!(vault.rows(&caller, reader.session, None).is_ok_and(|rows| rows.head == head));
     for call in [Call::TakenOver { grant }, Call::Release { grant, keeps: Some(Mode::Shared) }] {
         assert!(vault.call(reader, call).is_ok());
     }
     assert!(matches!(commits(), Err(Refused::Ended)));
     let (_, grant, _told) = begin_to(&vault, &caller, Use::Reads, none);
     assert_eq!(grant.mode, Mode::Shared, "both read");
-    assert!(vault.rows(&caller.name, reader.session, None).is_ok());
+    assert!(vault.rows(&caller, reader.session, None).is_ok());
 }
 
 /// A server with many vaults may open this one more than a term before it answers.
@@ -158,9 +168,9 @@ fn a_vault_whose_commit_fails_ends_connections_and_rows_under_way() {
     let (common, caller) = common(dir.path());
     let vault = open(Arc::new(Failing(table(), false)), &common);
     let (writer, grant, mut told) = begin_to(&vault, &caller, Use::Writes, SessionId(u64::MAX));
-    let rows = vault.rows(&caller.name, writer.session, None).unwrap_or_else(|_| panic!("it has a lease"));
+    let rows = vault.rows(&caller, writer.session, None).unwrap_or_else(|_| panic!("it has a lease"));
     assert_eq!(*rows.standing.borrow(), Standing::Good);
-    assert!(vault.commit(&caller.name, (writer.session, grant.number), rows.head, &[row(1)]).is_err());
+    assert!(vault.commit(&caller, (writer.session, grant.number), rows.head, &[row(1)]).is_err());
     assert_eq!((*rows.standing.borrow(), vault.standing()), (Standing::InDoubt, Standing::InDoubt));
     assert_eq!(told.try_recv(), Err(TryRecvError::Disconnected));
     assert!(matches!(vault.call(writer, Call::Heartbeat { beat: 1 }), Err(Refused::NotNow)));
@@ -177,7 +187,7 @@ fn a_commit_that_fails_at_the_disk_is_in_doubt_until_it_is_repeated() {
         let failing = open(Arc::new(Failing(table.clone(), is_made)), &common);
         let (line, grant, _told) = begin_to(&failing, &caller, Use::Writes, none);
         let by = (line.session, grant.number);
-        let commit = |vault: &Vault| vault.commit(&caller.name, by, Head([3; 32]), &[row(1)]);
+        let commit = |vault: &Vault| vault.commit(&caller, by, Head([3; 32]), &[row(1)]);
         // Of the other errors the host takes all but a few for a refusal.
         assert!(matches!(commit(&failing), Err(Refused::InDoubt(_))));
         assert_eq!(failing.standing(), Standing::InDoubt);
@@ -244,7 +254,7 @@ fn a_vault_that_was_given_up_changes_nothing_of_the_next_one() {
     }
     let (replies, _told) = channel(1);
     assert!(matches!(old.begin(&caller, Use::ByTurns, none, replies), Err(Refused::Unknown)));
-    assert!(old.tick().is_ok() && old.end_sessions_of(&caller.name).is_ok());
+    assert!(old.tick().is_ok());
     let (durable, sessions) = state.leases(&ID).unwrap();
     assert!(sessions.iter().map(|one| one.session).eq([other.session]));
     assert!(durable.exclusive.values().map(|(session, _)| *session).eq([other.session]));
@@ -261,14 +271,14 @@ fn who_asks_for_rows_before_it_has_reported_its_lease_is_to_ask_again() {
     assert!(before.call(line, acquire).is_ok());
     let Ok((Reply::Granted { grant, .. }, _)) = told.try_recv() else { panic!("nobody else has it") };
     let vault = open(table(), &common);
-    let rows = || vault.rows(&caller.name, line.session, None);
+    let rows = || vault.rows(&caller, line.session, None);
     assert!(matches!(rows(), Err(Refused::NotNow)));
     let resumes = |report| vault.resumes(&caller, line.session, report, channel(REPLIES_MAX).0);
     assert!(resumes(report(1, &[grant])).is_ok() && rows().is_ok_and(|rows| rows.head == Head([3; 32])));
     assert!(resumes(report(2, &[])).is_ok() && matches!(rows(), Err(Refused::Ended)), "it has none");
 }
 
-fn report(number: u64, held: &[Grant]) -> Call {
+pub(crate) fn report(number: u64, held: &[Grant]) -> Call {
     Call::Resume { number, held: held.to_vec(), kept: Vec::new(), taken_over: Vec::new(), locks: Vec::new() }
 }
 
@@ -326,19 +336,45 @@ fn a_new_connection_hears_nothing_that_was_decided_before_its_report() {
     });
 }
 
-/// A grant that ends while the call waits ends no session of a vault that is not open then.
+/// It waits for a vault whose disk is slow, for longer than a term: the server reads nothing more of it meanwhile.
 #[test]
-fn who_has_lost_its_grant_resumes_no_session() {
+fn a_session_whose_message_waits_for_the_vault_does_not_end() {
+    for (host, lasts) in [("one", true), ("another", false)] {
+        let dir = tempfile::tempdir().unwrap();
+        let (common, caller) = common(dir.path());
+        let (session, ..) = begin_to(&open(table(), &common), &caller, Use::Writes, SessionId(u64::MAX));
+        let vault = open(table(), &common);
+        let (durable, long_ago) = (common.state.leases(&ID).unwrap().0, Millis(now().0.saturating_sub(3_600_000)));
+        vault.inner.lock().leases = Server::start(Terms::DEFAULT, durable, long_ago).0;
+        let arrived = common.arrivals.one(ID, host, session.session);
+        assert!(vault.tick().is_ok());
+        assert_eq!(vault.inner.lock().leases.is_alive(session.session), lasts, "nobody speaks for others");
+        drop(arrived);
+        assert!(common.arrivals.first(ID, host, session.session).is_none());
+    }
+}
+
+/// One of the two lies, and the server cannot know which.
+#[test]
+fn whose_report_contradicts_anothers_ends_and_both_are_in_the_log() {
     let dir = tempfile::tempdir().unwrap();
-    let (common, caller) = common(dir.path());
+    let (common, one) = common(dir.path());
+    let two = admitted_as("two", &common.state);
+    let sessions = {
+        let before = open(table(), &common);
+        [&one, &two].map(|caller| begin(&before, caller).0.session)
+    };
     let vault = open(table(), &common);
-    let (line, _told) = begin(&vault, &caller);
-    let resumes = |number| vault.resumes(&caller, line.session, report(number, &[]), channel(REPLIES_MAX).0);
-    assert!(resumes(1).is_ok());
-    common.state.grant("one", &ID.to_string(), false).unwrap();
-    assert!(matches!(resumes(2), Err(Refused::Unknown)));
-    common.state.grant("one", &ID.to_string(), true).unwrap();
-    assert!(resumes(3).is_ok(), "the session was not touched");
+    let locks = vec![Lock { key: KEY, range: Range::ALL, mode: Mode::Exclusive, pid: 1 }];
+    for (caller, session) in [&one, &two].into_iter().zip(sessions) {
+        let (held, kept, taken_over) = (Vec::new(), Vec::new(), Vec::new());
+        let report = Call::Resume { number: 1, held, kept, taken_over, locks: locks.clone() };
+        assert!(vault.resumes(caller, session, report, channel(REPLIES_MAX).0).is_ok());
+    }
+    let ended = common.state.audit(0, 100).unwrap().entries.pop().expect("has entries").entry;
+    for part in ["session-ended", "\"host\":\"two\"", "\"why\":\"misreported\"", "\"against\":\"one\""] {
+        assert!(ended.contains(part), "{ended}");
+    }
 }
 
 /// What is asked for before all have reported their locks waits, whatever it is.
@@ -433,7 +469,7 @@ fn a_host_has_no_more_locks_in_all_vaults_than_it_may() {
 }
 
 /// Why sessions have ended, as the audit log says.
-fn ends(common: &Common) -> Vec<String> {
+pub(crate) fn ends(common: &Common) -> Vec<String> {
     let entries = common.state.audit(0, 100).unwrap().entries;
     let ended = entries.into_iter().filter(|one| one.entry.contains("session-ended"));
     let why = |entry: &str| entry.split_once("\"why\":\"").unwrap().1.split('"').next().unwrap().to_owned();
@@ -483,7 +519,7 @@ fn a_commit_of_an_earlier_turn_that_comes_late_is_not_made() {
         let Ok((Reply::Granted { grant, .. }, _)) = told.try_recv() else { panic!("nobody else has it") };
         grant
     };
-    let commit = |grant: Grant| vault.commit(&caller.name, (line.session, grant.number), Head([3; 32]), &[row(1)]);
+    let commit = |grant: Grant| vault.commit(&caller, (line.session, grant.number), Head([3; 32]), &[row(1)]);
     let first = turn(1);
     assert!(vault.call(line, Call::Release { grant: first, keeps: None }).is_ok());
     let second = turn(2);
@@ -521,5 +557,5 @@ fn a_vault_whose_state_was_not_written_answers_nothing_more() {
     for call in [Call::Heartbeat { beat: 1 }, acquire(Mode::Shared)] {
         assert!(matches!(vault.call(line, call), Err(Refused::NotNow)));
     }
-    assert!(matches!(vault.rows(&caller.name, line.session, None), Err(Refused::NotNow)));
+    assert!(matches!(vault.rows(&caller, line.session, None), Err(Refused::NotNow)));
 }

@@ -5,11 +5,14 @@
 //! administrators for no vault at all.
 
 use super::{Standing, VaultSlot, Vaults};
+use crate::ServerError;
 use crate::caller::Caller;
 use crate::counts::{Counted, Counts};
 use crate::refused::{Answer, Lost, Refused};
 use crate::vault::{Users, Vault};
 use lamassu_anchor::AnchorError;
+use lamassu_anchor::head::Head;
+use lamassu_anchor::table::Table;
 use lamassu_format::header::VaultId;
 use lamassu_lease::Millis;
 use parking_lot::{Mutex, MutexGuard};
@@ -180,16 +183,35 @@ impl Vaults {
         Ok(vault)
     }
 
+    /// The head of the anchor of a vault, with its slot locked. The vault is not opened for that: whoever asks for the
+    /// heads of many would open more than may be.
+    ///
+    /// # Errors
+    /// [`Refused::Unknown`], [`Refused::NotNow`], [`Refused::Failed`].
+    pub(super) fn head_in(&self, id: &VaultId, slot: &mut VaultSlot) -> Answer<Head> {
+        match slot {
+            VaultSlot::Open(vault) if vault.standing() == Standing::Good => return Ok(vault.head()),
+            VaultSlot::Open(_) | VaultSlot::Closed => *slot = VaultSlot::Closed,
+            VaultSlot::Closing => return Err(Refused::NotNow),
+            VaultSlot::BeingPut => return Err(Refused::Unknown),
+        }
+        let head = Head::of(&*self.table(id)?)?;
+        head.ok_or_else(|| ServerError::Anchor(AnchorError::Empty).into())
+    }
+
+    fn table(&self, id: &VaultId) -> Answer<Arc<dyn Table>> {
+        match self.anchors.open(id) {
+            Err(AnchorError::Missing { .. }) => Err(Refused::Unknown),
+            Err(AnchorError::Locked { .. }) => Err(Refused::NotNow),
+            table => Ok(table?),
+        }
+    }
+
     fn open(&self, id: &VaultId, is_for_host: bool) -> Answer<Vault> {
         // Its sessions had room when they began, and their hosts wait.
         let room = self.room.take(is_for_host && self.state().leases(id)?.1.is_empty());
         let room = room.ok_or(Refused::TooMuch("the server has as many vaults open as it may"))?;
-        let table = match self.anchors.open(id) {
-            Err(AnchorError::Missing { .. }) => return Err(Refused::Unknown),
-            Err(AnchorError::Locked { .. }) => return Err(Refused::NotNow),
-            table => table?,
-        };
-        Ok(Vault::open(*id, table, self.terms, self.common.clone())?.taking(room))
+        Ok(Vault::open(*id, self.table(id)?, self.terms, self.common.clone())?.taking(room))
     }
 
     /// Closes the vault that has been without users for the longest time.

@@ -2,6 +2,7 @@ use super::opening::{OPEN_MANY, close};
 use super::*;
 use crate::ServerError;
 use crate::anchor_store::{self, Files, file_of};
+use crate::arrivals::Arrivals;
 use crate::bounds::Bounds;
 use crate::metrics::Metrics;
 use crate::numbers::Numbers;
@@ -57,6 +58,7 @@ fn vaults(dir: &Path) -> (Vaults, Caller) {
         pauses: Arc::default(),
         bounds: Bounds::new(2),
         numbers: Numbers::default(),
+        arrivals: Arrivals::default(),
     };
     (Vaults { unused: 0, ..Vaults::new(anchors, terms, common, 100) }, caller)
 }
@@ -478,4 +480,87 @@ fn while_a_vault_is_closed_its_slot_is_free_and_nobody_opens_it() {
     std::fs::rename(&elsewhere, &file).unwrap();
     drop(closing);
     assert!(vaults.vault(&VAULTS[0]).is_ok());
+}
+
+/// It may have grants of very many, and put what it knows of each. Each that is open takes files and memory.
+#[test]
+fn who_puts_what_is_here_opens_no_vault_for_that() {
+    let dir = tempfile::tempdir().unwrap();
+    let (vaults, caller) = vaults(dir.path());
+    let vaults = Arc::new(Vaults { unused: UNUSED, room: Room::of(1), ..vaults });
+    let of: HashMap<_, _> = VAULTS.map(|id| (id, rows(&vaults, &id))).into();
+    VAULTS.iter().for_each(|id| vaults.close_unused(id));
+    let head = Head([0; 32]).after(&of[&VAULTS[1]]);
+    DiskTable::open(&anchor(dir.path(), &VAULTS[1])).unwrap().commit(&[head.change()]).unwrap();
+    let _attended = attend(&vaults, &caller, &VAULTS[0]);
+    for (id, is_known) in [(VAULTS[1], false), (VAULTS[2], true)] {
+        let mut put = vaults.begin_put(&caller, &id, None, None).unwrap_or_else(|_| panic!("begins"));
+        assert!(put.take(&of[&id]).is_ok());
+        let done = put.finish(&caller);
+        assert!(if is_known { matches!(done, Err(Refused::Known)) } else { done.is_ok_and(|its| its == head) });
+        assert_eq!(open(&vaults), [VAULTS[0]]);
+    }
+    // One that is open is asked itself.
+    let mut put = vaults.begin_put(&caller, &VAULTS[0], None, None).unwrap_or_else(|_| panic!("begins"));
+    assert!(put.take(&of[&VAULTS[0]]).is_ok() && matches!(put.finish(&caller), Err(Refused::Known)));
+}
+
+/// Nor does one that has newer rows of a vault that was restored, if there is no room.
+#[test]
+fn a_vault_that_was_restored_is_opened_for_a_host_only_if_there_is_room() {
+    let dir = tempfile::tempdir().unwrap();
+    let (vaults, caller) = vaults(dir.path());
+    let (rows, copied) = (rows(&vaults, &VAULTS[1]), vaults.state().copied().unwrap());
+    vaults.close_unused(&VAULTS[1]);
+    let other = tempfile::tempdir().unwrap();
+    State::make(other.path()).unwrap().fill(&copied, &[VAULTS[1]]).unwrap();
+    let state = Arc::new(State::open(other.path()).unwrap());
+    let vaults = Vaults { common: Common { state, ..vaults.common.clone() }, unused: UNUSED, ..vaults };
+    let vaults = Arc::new(Vaults { room: Room::of(1), ..vaults });
+    let (vault, begun) = attend(&vaults, &caller, &VAULTS[0]);
+    let puts = || {
+        let put = vaults.begin_put(&caller, &VAULTS[1], Some(Head([9; 32])), None);
+        let mut put = put.unwrap_or_else(|_| panic!("begins"));
+        assert!(put.take(&rows).is_ok());
+        put.finish(&caller)
+    };
+    assert!(matches!(puts(), Err(Refused::TooMuch(_))));
+    assert_eq!(open(&vaults), [VAULTS[0]]);
+    assert!(vault.call(begun.line, Call::Leave).is_ok());
+    drop(vault);
+    assert!(puts().is_ok_and(|head| head == Head([9; 32])), "another one gives way");
+}
+
+/// Whatever a host has a vault do: it is to be out at once.
+#[test]
+fn a_right_is_taken_away_without_waiting_for_a_vault_that_is_at_work() {
+    let dir = tempfile::tempdir().unwrap();
+    let (vaults, caller) = vaults(dir.path());
+    let (vault, begun) = attend(&vaults, &caller, &VAULTS[0]);
+    let _slot_is_locked = attend(&vaults, &caller, &VAULTS[1]);
+    let (works, at_work) = std::sync::mpsc::channel();
+    let (release, released) = std::sync::mpsc::channel::<()>();
+    let (done, is_done) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        let working = move |_: &Inner| {
+            works.send(()).expect("is awaited");
+            let _ = released.recv();
+            Err(Refused::NotNow)
+        };
+        let at = vault.clone();
+        scope.spawn(move || at.give_up(working, || panic!("it is put away")));
+        at_work.recv().expect("begins");
+        let slot = vaults.slot(&VAULTS[1]);
+        let slot = slot.lock();
+        scope.spawn(|| {
+            vaults.state().grant("one", &VAULTS[0].to_string(), false).unwrap();
+            done.send(vaults.rights_have_changed().is_ok()).expect("is awaited");
+        });
+        let in_time = is_done.recv_timeout(Duration::from_secs(60));
+        drop((slot, release));
+        assert_eq!(in_time, Ok(true));
+    });
+    // It is looked at before anything else.
+    assert!(matches!(vault.call(begun.line, Call::Heartbeat { beat: 1 }), Err(Refused::Ended)));
+    assert!(vault.hosts().is_empty());
 }

@@ -1,10 +1,14 @@
 //! Servers over etcd: three members, and replicas of which one leads.
 
+use crate::common::raw::{Attended, Calls, begin, channel, channel_by, commit, id_of};
 use crate::common::*;
 use crate::policy::{Liar, NO_PLAIN, may_be_plain, reload};
+use crate::replays::one_row;
 use lamassu_anchor::AnchorError;
 use lamassu_anchor::table::{Change, Space, Table};
 use lamassu_format::header::VaultId;
+use lamassu_rpc::proto::anchors_client::AnchorsClient;
+use lamassu_rpc::proto::{self, RowsRequest};
 use lamassu_server::ServerError;
 use lamassu_server::anchor_store::{AnchorStore, Files};
 use lamassu_server::audit::Event;
@@ -19,6 +23,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
+use tokio::runtime::Runtime;
+use tonic::Code;
 
 /// Whether etcd can be started here. `make setup` does not install it where a systemd would start it at once.
 fn is_there() -> bool {
@@ -87,6 +93,13 @@ impl Etcd {
         let config: EtcdConfig = toml::from_str(&self.table()).unwrap();
         config.check(60).unwrap();
         Cluster::connect(self.dir.path(), &config).unwrap()
+    }
+
+    /// Ends the term of office of who leads, as if its lease had ended. It learns that when it looks.
+    async fn depose(&self) {
+        let url = format!("http://127.0.0.1:{}", self.clients[0]);
+        let mut client = etcd_client::Client::connect([url], None).await.unwrap();
+        assert_eq!(client.delete("test/leader", None).await.unwrap().deleted(), 1);
     }
 
     /// A cluster that this process leads.
@@ -598,6 +611,85 @@ fn a_leader_that_was_stopped_is_believed_no_more() {
     wait_for("it goes on", || lab.host("a").write("g", "two").is_ok());
     lab.host("a").umount().ok();
     assert!(Path::new(&lab.path("server/state.redb.moved")).exists());
+}
+
+/// Has the replica listen at a place of its own. Returns its port.
+fn move_replica(lab: &Lab) -> u16 {
+    let (port, metrics) = (free_port(), free_port());
+    let config = fs::read_to_string(lab.path("replica/server.toml")).unwrap();
+    let config = config.replace(&format!("listen = \"127.0.0.1:{}", lab.port), &format!("listen = \"127.0.0.1:{port}"));
+    let config = config.replace(&lab.metrics.to_string(), &metrics.to_string());
+    fs::write(lab.path("replica/server.toml"), config).unwrap();
+    port
+}
+
+/// What a server refuses of a host's: a commit that another server has made, and whatever a session says of which it
+/// has not heard.
+async fn refusals(calls: &Calls, made: &proto::CommitRequest, unheard: &proto::Of) -> [Code; 5] {
+    let of_unheard = proto::CommitRequest { of: Some(unheard.clone()), ..made.clone() };
+    let rows = RowsRequest { vault: unheard.vault.clone(), session: unheard.session, since: Vec::new() };
+    let [mut reads, mut gives_up] = [(); 2].map(|()| AnchorsClient::new(calls.clone()));
+    let (repeated, committed, read, given_up, resumed) = tokio::join!(
+        commit(calls, made),
+        commit(calls, &of_unheard),
+        reads.rows(rows),
+        gives_up.give_up(unheard.clone()),
+        Attended::resume(calls, unheard, Vec::new()),
+    );
+    let [repeated, committed] = [repeated, committed].map(|done| done.unwrap_err());
+    let (read, given_up) = (read.unwrap_err().code(), given_up.unwrap_err().code());
+    [repeated, committed, read, given_up, resumed.map(drop).unwrap_err().code()]
+}
+
+/// A leader does not know at once that another one leads. The host whose commit that one has made, and which has not
+/// heard so, hears nothing of it from the former one: it would take a refusal for final.
+#[test]
+fn a_leader_that_does_not_know_that_it_leads_no_more_refuses_nothing() {
+    if !is_there() {
+        return;
+    }
+    let mut etcd = Etcd::start(1);
+    // It looks as rarely, if it is asked nothing, and ends only when it has looked.
+    etcd.leader_seconds = 60;
+    let mut lab = Lab::with_term(150);
+    let id = {
+        let (a, b) = (lab.joined("a"), lab.joined("b"));
+        let id = lab.vault(a);
+        lab.grant(b, &id);
+        id
+    };
+    into_etcd(&mut lab, &etcd);
+    let port = move_replica(&lab);
+    let replica = run_replica(&lab, "replica");
+    wait_for("the replica stands by", || replica_log(&lab).contains("standing by"));
+    let vault = id_of(&id);
+    Runtime::new().unwrap().block_on(async {
+        let former = channel(&lab, "a");
+        let mut of_a = Attended::begin(&former, begin(&vault, true)).await.unwrap();
+        let granted = of_a.acquire().await;
+        let head = commit(&former, &one_row((&of_a.of, &granted), &granted.head, 1)).await.unwrap();
+        let of = of_a.of.clone();
+        drop(of_a);
+        etcd.depose().await;
+        tokio::task::block_in_place(|| {
+            wait_for("the replica serves", || replica_log(&lab).contains("serving"));
+        });
+        let [next_a, next_b] = ["a", "b"].map(|name| channel_by(&lab, name, port));
+        let _again = Attended::resume(&next_a, &of, granted.grant.into_iter().collect()).await.unwrap();
+        let head = commit(&next_a, &one_row((&of, &granted), &head, 2)).await.unwrap();
+        let last = one_row((&of, &granted), &head, 3);
+        let made = commit(&next_a, &last).await.unwrap();
+        let of_b = Attended::begin(&next_b, begin(&vault, true)).await.unwrap();
+        // What a host takes for an answer: see `is_about_the_commit` and `has_ended` in lamassu-rpc.
+        let is_none =
+            |code: &Code| matches!(code, Code::Unavailable | Code::Unknown | Code::Cancelled | Code::Internal);
+        let refusals = refusals(&former, &last, &of_b.of).await;
+        assert!(refusals.iter().all(is_none), "{refusals:?}");
+        assert_eq!(commit(&next_a, &last).await.unwrap(), made, "who leads answers");
+    });
+    let ended = lab.server.take().unwrap().wait().unwrap();
+    assert!(ended.code() == Some(5) && lab.log().contains("another replica leads"), "{}", lab.log());
+    drop(replica);
 }
 
 /// The directory of a replica that stands by says nothing of what was in force meanwhile. The session that it takes

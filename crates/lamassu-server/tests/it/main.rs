@@ -26,6 +26,7 @@ mod permissions;
 mod policy;
 mod preflight;
 mod rekey;
+mod removed_trees;
 mod replays;
 mod rotation;
 mod service;

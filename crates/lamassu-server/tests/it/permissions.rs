@@ -10,11 +10,11 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-const ANN: u32 = 1234;
+pub(crate) const ANN: u32 = 1234;
 const BEN: u32 = 1235;
 
 /// A vault that hosts have mounted for all users. `m-X/free` is a directory as /tmp is. `None`: not as root.
-fn shared(lab: &Lab) -> Option<[Host<'_>; 3]> {
+pub(crate) fn shared(lab: &Lab) -> Option<[Host<'_>; 3]> {
     if !rustix::process::geteuid().is_root() {
         eprintln!("SKIPPED: takes root");
         return None;
@@ -34,7 +34,7 @@ fn shared(lab: &Lab) -> Option<[Host<'_>; 3]> {
 }
 
 /// Runs `body` as a user, on a thread of its own.
-fn as_user<T: Send>(uid: u32, body: impl FnOnce() -> T + Send) -> T {
+pub(crate) fn as_user<T: Send>(uid: u32, body: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| scope.spawn(|| become_user(uid, body)).join().unwrap())
 }
 

@@ -49,7 +49,7 @@ impl Two {
 }
 
 /// A commit of one row, in the turn that was granted.
-fn one_row((of, granted): (&proto::Of, &proto::Granted), base: &[u8], value: u8) -> proto::CommitRequest {
+pub(crate) fn one_row((of, granted): (&proto::Of, &proto::Granted), base: &[u8], value: u8) -> proto::CommitRequest {
     let change = Change { space: Space::Held, key: vec![7; 16], value: Some(vec![value; 512]) };
     let (base, changes, grant) = (base.to_vec(), table::pack([&change]), granted.grant.unwrap().number);
     proto::CommitRequest { of: Some(of.clone()), base, changes, grant }
