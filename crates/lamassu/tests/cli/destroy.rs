@@ -178,7 +178,7 @@ fn a_vault_whose_dataset_is_in_use_is_not_destroyed() {
     let b = Bench::new();
     vault(&b);
     b.run("dataset create v p").ok();
-    let p = b.run("path v p").ok().text().trim().to_string();
+    let p = b.stored_path("v", "p");
     b.dir("m");
     for how in ["", "--read-only ", "-o fsname=else "] {
         b.run(&format!("mount {how}v/{p} m")).ok();
@@ -199,7 +199,7 @@ fn a_dataset_that_opens_since_the_question_is_asked_about() {
     let b = Bench::new();
     let public = vault(&b);
     b.run("dataset create v p").ok();
-    let p = b.run("path v p").ok().text().trim().to_string();
+    let p = b.stored_path("v", "p");
     let second = b.key("second");
     // script(1) has a terminal for it.
     let plain = b.command(["x"]);
@@ -237,7 +237,7 @@ fn a_dataset_whose_destruction_is_not_finished_opens() {
     let public = vault(&b);
     let own = b.key("own");
     b.run(&format!("dataset create --new-key {own} v p")).ok();
-    let p = b.run("path v p").ok().text().trim().to_string();
+    let p = b.stored_path("v", "p");
     let read = |name: &str| std::fs::read(b.path(&format!("v/{p}/lamassu.vault{name}"))).unwrap_or_default();
     let opens = |header: &[u8]| serde_json::from_slice::<Value>(header).is_ok_and(|h| h["slots"][0].is_object());
     let cut_off = (1..40).any(|n| {

@@ -15,7 +15,7 @@ fn datasets_that_stay_readable_are_named_and_not_counted() {
     b.run("cp v big vault:/inherits/").ok();
     b.run(&format!("dataset create --new-key {own} v p")).ok();
     b.run(&format!("dataset create --new-key {own} --domain family v q")).ok();
-    let stored = |name: &str| b.run(&format!("path v {name}")).ok().text().trim().to_string();
+    let stored = |name: &str| b.stored_path("v", name);
     let (p, q) = (stored("p"), stored("q"));
     b.run(&format!("cp -k {own} v/{p} big vault:")).ok();
     // One that inherits from a dataset that stays, stays with it.

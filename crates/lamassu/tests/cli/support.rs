@@ -166,8 +166,14 @@ impl Bench {
 
     /// The stored path of a plain one.
     pub fn stored(&self, vault: &str, plain: &str) -> PathBuf {
-        let ran = self.run(&format!("path {vault} {plain}")).ok();
-        self.path(vault).join(ran.text().trim_end())
+        self.path(vault).join(self.stored_path(vault, plain))
+    }
+
+    /// Below the vault, as messages have it: without the `./` that `path` prints before a name that begins with `-`.
+    pub fn stored_path(&self, vault: &str, plain: &str) -> String {
+        let text = self.run(&format!("path {vault} {plain}")).ok().text();
+        let stored = text.trim_end();
+        stored.strip_prefix("./").unwrap_or(stored).to_owned()
     }
 }
 
