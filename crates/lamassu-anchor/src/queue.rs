@@ -296,11 +296,11 @@ impl Layer {
         commit.held.extend(self.held.extract_if(.., |(of, _), _| *of == object));
     }
 
-    /// Objects that a commit may not take yet, which takes nothing but these `wanted` ones if it names them: their rows
-    /// count entries that no barrier covers, or entries of directories among them. So an entry is durable only with its
-    /// directory, and whoever commits an object has made everything on the way to it durable, or is told. A removed
-    /// directory waits for the objects of the entries that were removed from it: while one of these is there, its
-    /// removal cannot be carried out.
+    /// Objects that a commit may not take yet: their rows count entries that no barrier covers, or entries of
+    /// directories among them. So an entry is durable only with its directory, and whoever commits an object has made
+    /// everything on the way to it durable, or is told. A removed directory waits for the objects of the entries that
+    /// were removed from it: while one of these is there, its removal cannot be carried out. `wanted`: the only objects
+    /// that the commit takes; `None`: it takes all.
     fn held_back(&self, mark: EntryMark, wanted: Option<&HashSet<ObjectId>>) -> HashSet<ObjectId> {
         let (mut late, mut dirs) = (HashSet::new(), Vec::new());
         let mut note = |queued: &QueuedEntry, dirs: &mut Vec<ObjectId>| {

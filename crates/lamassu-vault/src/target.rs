@@ -88,8 +88,9 @@ impl Vault {
         Err(VaultError::Stale)
     }
 
-    /// Whether another inode, which the store shows under a name of a node, is that node's now: by the anchor. A host
-    /// has taken the file over (rule R9), or the store numbers entries by their paths, and another host has moved it.
+    /// What another inode is that the store shows under a name of a node, by the anchor. It may be the node's now: a
+    /// host has taken the file over (rule R9), or the store numbers entries by their paths, and another host has moved
+    /// it. Then the node goes to it.
     pub(crate) fn elsewhere(&self, ino: Ino, dir: &Dir, name: &OsStr, st: &Stat) -> Result<Elsewhere> {
         let Some(anchored) = self.anchored.as_ref().filter(|_| self.is_shared_by_hosts()) else {
             return Ok(Elsewhere::No);

@@ -346,43 +346,6 @@ fn a_file_that_was_open_when_such_a_name_was_removed_can_be_changed_after_it_is_
     lab.end(&mut a, v);
 }
 
-/// A host changed the owner of a file, and stopped before that was durable. The one that took the file over gave its
-/// copy the owner that it saw.
-#[test]
-fn root_mends_an_owner_that_a_crash_has_left_also_where_the_file_is_known() {
-    if !is_root() {
-        return;
-    }
-    for is_dir in [false, true] {
-        let lab = Lab::new();
-        let (mut a, mut b) = (Host::default(), Host::default());
-        let v = lab.turn(&mut a, 1, true);
-        if is_dir {
-            _ = v.dir("f")
-        } else {
-            v.put("f", b"content")
-        }
-        let at = stored(&lab, &v, "f");
-        lab.end(&mut a, v);
-        match is_dir {
-            true => lchown(&at, Some(THEIRS), Some(THEIRS)).unwrap(),
-            false => put_in_its_place(&at),
-        }
-        let root = SetAttr { uid: Some(0), gid: Some(0), by: Some(0), ..SetAttr::default() };
-        for host in [&mut a, &mut b] {
-            let v = lab.turn(host, 1, true);
-            is_refused(v.setattr(v.ino("f"), None, &SetAttr { mode: Some(0o700), ..SetAttr::default() }));
-            assert_eq!(v.find("f").unwrap().attr.uid, 0);
-            lab.end(host, v);
-        }
-        let v = lab.turn(&mut a, 1, true);
-        v.setattr(v.ino("f"), None, &root).unwrap();
-        lab.end(&mut a, v);
-        assert_eq!(at.metadata().unwrap().uid(), 0);
-        lab.opened(&[1]).clean();
-    }
-}
-
 /// Of a file with one name in the other user's directory: what lies there when a turn begins has the right owner, since
 /// root gave it to itself, and not the content.
 #[test]

@@ -1,5 +1,5 @@
-//! Attributes, sizes and owners of a file where another user has put an inode under one of its names, or where its
-//! first page is damaged.
+//! Attributes, sizes and owners of a file where another user has put an inode under one of its names, where its first
+//! page is damaged, or where a crash has left another owner.
 use crate::common;
 use crate::several_names::{
     THEIRS, content_of, is_damaged, is_refused, is_root, moved_there, put_in_its_place, stored, with_two_names,
@@ -14,7 +14,7 @@ use lamassu_store::StoreError;
 use lamassu_vault::event::Events;
 use lamassu_vault::*;
 use std::fs;
-use std::os::unix::fs::{FileExt, MetadataExt, fchown};
+use std::os::unix::fs::{FileExt, MetadataExt, fchown, lchown};
 
 const BY_ROOT: SetAttr =
     SetAttr { mode: None, uid: None, gid: None, size: None, atime: None, mtime: None, by: Some(0) };
@@ -132,4 +132,41 @@ fn owners_of_files_that_do_not_open_are_changed() {
     assert_eq!(stored(&lab, &v, "d/f").metadata().unwrap().uid(), 7);
     v.close().unwrap();
     lab.opened(&[1]).clean();
+}
+
+/// A host changed the owner of a file, and stopped before that was durable. The one that took the file over gave its
+/// copy the owner that it saw.
+#[test]
+fn root_mends_an_owner_that_a_crash_has_left_also_where_the_file_is_known() {
+    if !is_root() {
+        return;
+    }
+    for is_dir in [false, true] {
+        let lab = Lab::new();
+        let (mut a, mut b) = (Host::default(), Host::default());
+        let v = lab.turn(&mut a, 1, true);
+        if is_dir {
+            _ = v.dir("f")
+        } else {
+            v.put("f", b"content")
+        }
+        let at = stored(&lab, &v, "f");
+        lab.end(&mut a, v);
+        match is_dir {
+            true => lchown(&at, Some(THEIRS), Some(THEIRS)).unwrap(),
+            false => put_in_its_place(&at),
+        }
+        let root = SetAttr { uid: Some(0), gid: Some(0), ..BY_ROOT };
+        for host in [&mut a, &mut b] {
+            let v = lab.turn(host, 1, true);
+            is_refused(v.setattr(v.ino("f"), None, &SetAttr { mode: Some(0o700), ..SetAttr::default() }));
+            assert_eq!(v.find("f").unwrap().attr.uid, 0);
+            lab.end(host, v);
+        }
+        let v = lab.turn(&mut a, 1, true);
+        v.setattr(v.ino("f"), None, &root).unwrap();
+        lab.end(&mut a, v);
+        assert_eq!(at.metadata().unwrap().uid(), 0);
+        lab.opened(&[1]).clean();
+    }
 }
