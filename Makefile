@@ -75,6 +75,7 @@ test-fips: ## builds with the FIPS module of AWS-LC (feature `fips`; takes cmake
 torture: build ## random operations, killed daemons, power cuts, damage, failing stores, sshfs, backups, shared mounts, in real mounts (12 minutes); then millions of simulated crashes, and crowds of sessions
 	tests/torture/run
 	tests/torture/simulate
+	cargo build --locked --release -p lamassu-gateway --example s3s-fs
 	LAMASSU_PROVIDERS=all cargo test --locked --release -p lamassu-gateway --test it -- --include-ignored --nocapture remote::
 	cargo test --locked --release -p lamassu --test cli -- --ignored --nocapture destroy::
 	cargo test --locked --release -p lamassu-server --test it -- --ignored --nocapture --test-threads=1 crowds::

@@ -125,11 +125,21 @@ pub mod lines {
     use parking_lot::Mutex;
     use std::sync::Arc;
     use tracing::field::{Field, Visit};
-    use tracing::{Event, Metadata, Subscriber, span};
+    use tracing::{Dispatch, Event, Metadata, Subscriber, span};
 
     /// The lines of a log.
     #[derive(Clone, Default)]
     pub struct Lines(pub Arc<Mutex<Vec<String>>>);
+
+    impl Lines {
+        /// Runs `work` on this thread, and keeps its lines.
+        pub fn while_doing<T>(&self, work: impl FnOnce() -> T) -> T {
+            // Where there is one subscriber, `tracing` asks only the thread that comes to a line first whether anybody
+            // wants it. That thread may be another test's, which has none.
+            let _another = Dispatch::new(Lines::default());
+            tracing::subscriber::with_default(self.clone(), work)
+        }
+    }
 
     impl Visit for Lines {
         fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
@@ -149,7 +159,7 @@ pub mod lines {
         fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
         fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
         fn event(&self, event: &Event<'_>) {
-            self.0.lock().push(String::new());
+            self.0.lock().push(format!("{} ", event.metadata().level()));
             event.record(&mut self.clone());
         }
         fn enter(&self, _: &span::Id) {}

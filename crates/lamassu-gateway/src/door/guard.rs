@@ -1,16 +1,21 @@
-//! Checks a request before the protocol handles it: parts of S3 that are not supported are refused at once, and
-//! anything that a signature does not cover is ignored.
+//! Checks a request before the protocol handles it: parts of S3 that are not supported are refused at once, and so is
+//! an `x-amz-` header that the signature does not cover.
 //!
-//! The checks apply to what [`s3s`] will read: names and values of the query are decoded as it decodes them. Anything
-//! ambiguous is refused: a name that is encoded without need, a value that is not ASCII, a repeated parameter or
-//! header, two signatures. Every request must have exactly one signature of version 4.
+//! The checks apply to what [`s3s`] will read: names and values of the query are decoded as it decodes them, and
+//! `Authorization` is read by position. Anything ambiguous is refused: a name that is encoded without need, a value
+//! that is not ASCII, a repeated parameter or header, two signatures. Every request must have exactly one signature of
+//! version 4.
 
 use crate::s3::NULL_VERSION;
 use http::request::Parts;
-use http::{HeaderMap, HeaderName, Method, StatusCode, header};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use percent_encoding::percent_decode_str;
 use s3s::{S3Error, S3Result, s3_error};
 
+/// How requests are signed.
+const ALGORITHM: &str = "AWS4-HMAC-SHA256";
+/// Hexadecimal digits of a signature.
+const SIGNATURE_LEN: usize = 64;
 /// Longest validity of a presigned URL, as in S3.
 const PRESIGNED_SECONDS_MAX: u64 = 7 * 24 * 3600;
 /// Headers that may occur once, in ASCII.
@@ -52,7 +57,11 @@ pub fn check(parts: &Parts, object_max: u64) -> S3Result<()> {
             if text("x-amz-content-sha256").is_none() {
                 return Err(s3_error!(InvalidRequest, "the header x-amz-content-sha256 is missing"));
             }
-            value.split([',', ' ']).find_map(|part| part.strip_prefix("SignedHeaders="))
+            let Some(authorization) = Authorization::parse(value) else {
+                let said = "the header is not AWS4-HMAC-SHA256 Credential=..., SignedHeaders=..., Signature=...";
+                return Err(s3_error!(AuthorizationHeaderMalformed, "{said}"));
+            };
+            Some(authorization.signed_headers)
         }
         (None, true) => {
             // Whether it has expired, the library says (403), as it has the date.
@@ -82,6 +91,32 @@ pub fn session_token(parts: &Parts) -> S3Result<Option<String>> {
     match (header, query.get("X-Amz-Security-Token")) {
         (Some(_), Some(_)) => Err(s3_error!(InvalidRequest, "a request has one session token")),
         (token, None) | (None, token) => Ok(token.map(String::from)),
+    }
+}
+
+/// What the header `Authorization` says besides the signature. Nothing covers this header: whoever has a signed request
+/// can alter it. [`s3s`] takes its pieces by position. A reader that looked for them could find other signed headers in
+/// the same text, and let an unsigned one pass. So there is one form.
+struct Authorization<'a> {
+    credential: &'a str,
+    signed_headers: &'a str,
+}
+
+impl<'a> Authorization<'a> {
+    /// `None`: it has another form. Some clients leave out the spaces after the commas.
+    fn parse(value: &'a str) -> Option<Authorization<'a>> {
+        let pieces = value.strip_prefix(ALGORITHM)?.strip_prefix(' ')?;
+        let mut pieces = pieces.split(',').map(|piece| piece.trim_start_matches(' '));
+        let credential = pieces.next()?.strip_prefix("Credential=")?;
+        let signed_headers = pieces.next()?.strip_prefix("SignedHeaders=")?;
+        let signature = pieces.next()?.strip_prefix("Signature=")?;
+        let is_name = |name: &str| HeaderName::from_lowercase(name.as_bytes()).is_ok();
+        let is_so = pieces.next().is_none()
+            && !credential.contains(char::is_whitespace)
+            && signed_headers.split(';').all(is_name)
+            && signature.len() == SIGNATURE_LEN
+            && signature.bytes().all(|b| b.is_ascii_hexdigit());
+        is_so.then_some(Authorization { credential, signed_headers })
     }
 }
 
@@ -136,10 +171,8 @@ fn is_of_signature(name: &str) -> bool {
 /// Whether a request is signed for a region that does not exist, such as `US` from a client without a region. The
 /// answer names the right one, and the client signs again.
 pub fn has_no_region(parts: &Parts) -> bool {
-    let authorization = parts.headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
-    let scope =
-        authorization.and_then(|value| value.split([' ', ',']).find_map(|part| part.strip_prefix("Credential=")));
-    let region = scope.and_then(|scope| scope.split('/').nth(2));
+    let value = parts.headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+    let region = value.and_then(Authorization::parse).and_then(|signed| signed.credential.split('/').nth(2));
     region.is_some_and(|region| !region.bytes().all(|b| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'-')))
 }
 
@@ -147,12 +180,17 @@ pub fn has_no_region(parts: &Parts) -> bool {
 /// its way cannot add one.
 fn check_signed(headers: &HeaderMap, signed: &str) -> S3Result<()> {
     let is_signed = |name: &str| signed.split(';').any(|signed| signed == name);
+    let is_of_protocol = |name: &HeaderName| name.as_str().starts_with("x-amz-");
+    // The library verifies a signature without the values that are not UTF-8.
+    let is_unseen = |value: &HeaderValue| str::from_utf8(value.as_bytes()).is_err();
+    if let Some((name, _)) = headers.iter().find(|(name, value)| is_of_protocol(name) && is_unseen(value)) {
+        return Err(s3_error!(InvalidRequest, "the header {name} is not UTF-8"));
+    }
     // A signed header that is absent could be added.
     if let Some(name) = signed.split(';').find(|name| !headers.contains_key(*name)) {
         return Err(s3_error!(InvalidRequest, "the header {name:?} is signed, and not there"));
     }
-    let unsigned = headers.keys().map(|name| name.as_str()).find(|name| name.starts_with("x-amz-") && !is_signed(name));
-    match unsigned {
+    match headers.keys().find(|name| is_of_protocol(name) && !is_signed(name.as_str())) {
         Some(name) => Err(forbidden(format!("the header {name} is not signed"))),
         None if !is_signed("host") => Err(forbidden("the header host is not signed".into())),
         None => Ok(()),
@@ -191,7 +229,8 @@ mod tests {
     use http::Request;
 
     const SIGNED: &str = "AWS4-HMAC-SHA256 Credential=A/20260101/us-east-1/s3/aws4_request, \
-        SignedHeaders=host;x-amz-content-sha256;x-amz-date, Signature=00";
+        SignedHeaders=host;x-amz-content-sha256;x-amz-date, \
+        Signature=0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
 
     fn checked(uri: &str, headers: &[(&str, &str)]) -> S3Result<()> {
         let mut request = Request::builder().method("POST").uri(uri).header("host", "h");
@@ -221,6 +260,110 @@ mod tests {
         let headers = [("authorization", without_host.as_str()), ("x-amz-content-sha256", "x"), ("x-amz-date", "d")];
         assert!(checked("/b/k", &headers).is_err());
         assert!(checked("/b/k", &[("authorization", SIGNED), ("x-amz-date", "d")]).is_err());
+    }
+
+    /// Whoever has a signed request can alter `Authorization`, and add headers. In each of these `s3s` would find the
+    /// list that was signed, or none.
+    #[test]
+    fn signed_headers_stand_at_one_place() {
+        const DECOY: &str = "SignedHeaders=host;x-amz-content-sha256;x-amz-copy-source;x-amz-date";
+        let with = |from: &str, to: &str| SIGNED.replacen(from, &to.replace("DECOY", DECOY), 1);
+        for altered in [
+            with(" ", ",DECOY "),
+            with(" ", ",DECOY, "),
+            with(" ", ",Credential=A,DECOY,Signature=0 "),
+            with("AWS4", "DECOY,AWS4"),
+            with("AWS4-HMAC-SHA256", "DECOY"),
+            with(" Cred", " DECOY Cred"),
+            with(" Cred", " DECOY, Cred"),
+            with("=A/", "=A,DECOY/"),
+            with("=A/", "=A DECOY/"),
+            with(", Signed", ", DECOY, Signed"),
+            with(", Signature", ", DECOY, Signature"),
+            with(", Signature", " DECOY, Signature"),
+            with("Signature=", "Signature=DECOY"),
+            format!("{SIGNED}, {DECOY}"),
+            format!("{SIGNED} {DECOY}"),
+            format!("{DECOY}, {SIGNED}"),
+        ] {
+            let copied = ("x-amz-copy-source", "/other/key");
+            let headers = [("authorization", &*altered), ("x-amz-content-sha256", "x"), ("x-amz-date", "d"), copied];
+            let refused = checked("/b/k", &headers).expect_err(&altered);
+            assert_eq!(refused.code().as_str(), "AuthorizationHeaderMalformed", "{altered}");
+            assert_eq!(refused.status_code(), Some(StatusCode::BAD_REQUEST));
+        }
+    }
+
+    #[test]
+    fn a_signature_has_one_form() {
+        let code = |authorization: &str| {
+            let headers = [("authorization", authorization), ("x-amz-content-sha256", "x"), ("x-amz-date", "d")];
+            checked("/b/k", &headers).map_err(|error| error.code().as_str().to_owned())
+        };
+        // As clients write it: s3cmd leaves spaces out.
+        for (from, to) in [(", ", ", "), (", ", ","), (", ", ",  "), ("256 Cred", "256  Cred")] {
+            assert_eq!(code(&SIGNED.replace(from, to)), Ok(()), "{to}");
+        }
+        for (from, to) in [
+            ("AWS4-HMAC-SHA256 ", ""),
+            ("AWS4-HMAC-SHA256 ", "AWS4-HMAC-SHA256"),
+            ("AWS4-HMAC-SHA256 ", "AWS4-HMAC-SHA256\t"),
+            ("AWS4-HMAC-SHA256", "aws4-hmac-sha256"),
+            ("AWS4-HMAC-SHA256", "AWS4-ECDSA-P256-SHA256"),
+            ("Credential=", "Credential= "),
+            ("Credential=", "credential="),
+            ("A/2026", "A B/2026"),
+            (", Signed", " Signed"),
+            (", Signed", ",\tSigned"),
+            ("host;", "Host;"),
+            ("host;", "host;;"),
+            ("host;", "host ;"),
+            ("host;x-amz-content-sha256;x-amz-date", ""),
+            (", Signature", " , Signature"),
+            (", Signature", ";Signature"),
+            ("Signature=0", "Signature="),
+            ("Signature=0", "Signature=00"),
+            ("Signature=0", "Signature=g"),
+            ("Signature=0", "Signature= 0"),
+            ("cdef0", "cdef 0"),
+        ] {
+            let altered = SIGNED.replace(from, to);
+            assert_eq!(code(&altered), Err("AuthorizationHeaderMalformed".into()), "{altered}");
+        }
+        assert_eq!(code(&format!("{SIGNED},")), Err("AuthorizationHeaderMalformed".into()));
+    }
+
+    /// s3cmd signs for `US`, and leaves spaces out.
+    #[test]
+    fn a_region_that_does_not_exist_is_noticed() {
+        let is_none = |authorization: &str| {
+            let request = Request::builder().header("authorization", authorization).body(()).expect("a request");
+            has_no_region(&request.into_parts().0)
+        };
+        assert!(is_none(&SIGNED.replace("us-east-1", "US").replace(", ", ",")));
+        assert!(!is_none(SIGNED) && !is_none(&SIGNED.replace("us-east-1", "any-2")));
+        assert!(!is_none("AWS4-HMAC-SHA256 nonsense"));
+    }
+
+    /// The signature is verified without such values.
+    #[test]
+    fn a_signed_header_that_is_not_text_is_refused() {
+        let signed = SIGNED.replace("date,", "date;x-amz-meta-a,");
+        let code = |values: &[&[u8]]| {
+            let mut request = Request::builder().method("PUT").uri("/b/k").header("host", "h");
+            for (name, value) in [("authorization", &*signed), ("x-amz-content-sha256", "x"), ("x-amz-date", "d")] {
+                request = request.header(name, value);
+            }
+            for value in values {
+                request = request.header("x-amz-meta-a", *value);
+            }
+            let (parts, ()) = request.body(()).expect("a request").into_parts();
+            check(&parts, 1000).map_err(|error| error.code().as_str().to_owned())
+        };
+        assert_eq!(code(&[b"text"]), Ok(()));
+        assert_eq!(code(&["t\u{e9}xt".as_bytes(), b"text"]), Ok(()));
+        assert_eq!(code(&[b"t\xe9xt"]), Err("InvalidRequest".into()));
+        assert_eq!(code(&[b"text", b"t\xe9xt"]), Err("InvalidRequest".into()));
     }
 
     #[test]

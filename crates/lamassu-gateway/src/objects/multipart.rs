@@ -245,7 +245,8 @@ impl Objects {
     /// Puts a part in its place.
     ///
     /// # Errors
-    /// [`Refusal::NoUpload`] if the upload has ended meanwhile; those of the vault.
+    /// [`Refusal::NoUpload`] if the upload has ended meanwhile; [`VaultError::Stale`]: the client is gone; those of the
+    /// vault.
     pub fn place_part(
         &self,
         (bucket, key, id): (&str, &Key, &str),
@@ -253,18 +254,13 @@ impl Objects {
         number: u32,
         attrs: &Attrs,
     ) -> Result<Attr> {
-        let place = || {
-            let attr = staged.complete(attrs)?;
-            let bucket = self.bucket(bucket)?;
-            let _alone = self.alone_with_upload(id);
-            self.upload(&bucket, key, id)?;
-            staged.place_as(&part_name(number))?;
-            Ok(attr)
-        };
-        match place() {
-            Err(ObjectError::Vault(VaultError::NotFound | VaultError::Stale)) => Err(Refusal::NoUpload.into()),
-            placed => placed,
-        }
+        let attr = unless_removed(staged.complete(attrs))?;
+        let bucket = unless_removed(self.bucket(bucket))?;
+        let _alone = self.alone_with_upload(id);
+        // A client that is gone may have sent the part again, and then another: this one must not come after them.
+        work::wanted(VaultError::Stale)?;
+        unless_removed(self.upload(&bucket, key, id).and_then(|_| staged.place_as(&part_name(number))))?;
+        Ok(attr)
     }
 
     /// The parts of an upload, by number.
@@ -504,6 +500,14 @@ fn remove_entry(bucket: &Node, id: &str) -> Result<()> {
     let Some(index) = bucket.child_if_there(OsStr::new(INDEX))? else { return Ok(()) };
     index.unlink(OsStr::new(id)).or_else(none_there)?;
     Ok(index.sync_names().or_else(none_there)?)
+}
+
+/// What is missing was removed with the upload.
+fn unless_removed<T>(done: Result<T>) -> Result<T> {
+    match done {
+        Err(ObjectError::Vault(VaultError::NotFound | VaultError::Stale)) => Err(Refusal::NoUpload.into()),
+        done => done,
+    }
 }
 
 /// Maps a missing upload to `None`.

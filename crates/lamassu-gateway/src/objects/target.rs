@@ -32,8 +32,10 @@ impl State {
     }
 }
 
-/// What lay at a key; `None`: nothing.
-pub(super) struct Target(Option<State>);
+/// What lay at a key; `None`: nothing. The entry is held, since the number of one that nobody holds is not always the
+/// same when it is found again: a vault, or a directory with other file systems mounted below it, gives some entries
+/// numbers of its own.
+pub(super) struct Target(Option<(Node, State)>);
 
 impl Target {
     /// Notes what lies at a key, for a client that waits: whatever it asks for when it is gone, comes after this.
@@ -43,13 +45,14 @@ impl Target {
     pub fn note(objects: &Objects, bucket: &str, key: &Key) -> Result<Target> {
         let dir = names::unless_closed(objects.parent(&objects.bucket(bucket)?, key))?.flatten();
         let there = dir.map(|dir| Objects::node_in(&dir, key)).transpose()?.flatten();
-        let target = Target(there.as_ref().map(State::of));
+        let state = there.as_ref().map(State::of);
+        let target = Target(there.zip(state));
         work::wanted(VaultError::Stale)?;
         Ok(target)
     }
 
     /// Whether the work is not too late for what is there now.
     pub fn may_replace(&self, there: Option<&Node>) -> bool {
-        work::is_wanted() || there.map(State::of) == self.0
+        work::is_wanted() || there.map(State::of).as_ref() == self.0.as_ref().map(|(_, state)| state)
     }
 }

@@ -5,7 +5,7 @@ use crate::limits::{Limits, Tenant, Turn};
 use lamassu_plain::PlainFs;
 use lamassu_vault::{Entry, Overheard};
 use parking_lot::Mutex;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 
 const OWNER: Owner = Owner { uid: 0, gid: 0, umask: 0 };
@@ -177,6 +177,36 @@ fn a_put_without_a_client_replaces_nothing_that_came_later() {
     assert_eq!(std::fs::read_dir(dir.path().join("b")).expect("a directory").count(), 1, "nothing else is left");
 }
 
+fn put_part(objects: &Arc<Objects>, text: &str, id: &str, content: &[u8], etag: &str) -> Result<()> {
+    let part = objects.stage_part("b", &key(text), id)?;
+    part.open().write(0, content)?;
+    let attrs = Attrs { etag: etag.into(), ..Attrs::default() };
+    objects.place_part(("b", &key(text), id), part, 1, &attrs).map(drop)
+}
+
+/// Of two parts of one number the later one counts.
+#[test]
+fn a_part_without_a_client_replaces_nothing_that_came_later() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let slow = Slow::new(dir.path());
+    let id = slow.objects.begin_upload("b", &upload("k"), OWNER).expect("begins");
+    let late = id.clone();
+    let first = move |objects: &Arc<Objects>| put_part(objects, "k", &late, b"first", "first");
+    let ended = slow.without_a_client("fsync", first.clone(), |objects| {
+        first(objects).expect("the same request again");
+        put_part(objects, "k", &id, b"the later", "later").expect("another");
+    });
+    assert!(is_given_up(&ended), "{ended:?}");
+    let (_, parts) = slow.objects.parts("b", &key("k"), &id).expect("it goes on");
+    let found: Vec<_> = parts.iter().map(|part| (part.number, part.shown.size, &*part.shown.attrs.etag)).collect();
+    assert_eq!(found, [(1, 9, "later")]);
+    // What waits for its client, and comes after the end of the upload.
+    let part = slow.objects.stage_part("b", &key("k"), &id).expect("begins");
+    slow.objects.abort_upload("b", &key("k"), &id).expect("aborts");
+    let placed = slow.objects.place_part(("b", &key("k"), &id), part, 1, &Attrs::default());
+    assert!(matches!(placed, Err(ObjectError::Refused(Refusal::NoUpload))));
+}
+
 fn copy(objects: &Arc<Objects>, from: &str, to: &str, etag: &str) -> Result<()> {
     let source = objects.source("b", &key(from))?;
     let mut attrs = Attrs { etag: etag.into(), ..Attrs::default() };
@@ -197,8 +227,11 @@ const MEANWHILE: [Meanwhile; 4] = [
 #[test]
 fn a_copy_without_a_client_replaces_only_what_was_there_when_it_began() {
     let dir = tempfile::tempdir().expect("a directory");
-    let slow = Slow::new(dir.path());
-    let (to, objects) = (dir.path().join("b/to"), &slow.objects);
+    copies_without_a_client(dir.path(), &Slow::new(dir.path()));
+}
+
+fn copies_without_a_client(dir: &Path, slow: &Slow) {
+    let (to, objects) = (dir.join("b/to"), &slow.objects);
     put(objects, "from", b"copied").expect("puts");
     let late = |objects: &Arc<Objects>| copy(objects, "from", "to", "copy");
     for (what, meanwhile, is_placed) in MEANWHILE {
@@ -236,17 +269,17 @@ fn a_copy_that_begins_without_a_client_changes_nothing() {
 
 #[test]
 fn the_end_of_an_upload_without_a_client_replaces_only_what_was_there_when_it_began() {
-    const TAG: &str = "d41d8cd98f00b204e9800998ecf8427e";
     let dir = tempfile::tempdir().expect("a directory");
-    let slow = Slow::new(dir.path());
-    let (to, objects) = (dir.path().join("b/to"), &slow.objects);
+    ends_of_uploads_without_a_client(dir.path(), &Slow::new(dir.path()));
+}
+
+fn ends_of_uploads_without_a_client(dir: &Path, slow: &Slow) {
+    const TAG: &str = "d41d8cd98f00b204e9800998ecf8427e";
+    let (to, objects) = (dir.join("b/to"), &slow.objects);
     for (what, meanwhile, is_placed) in MEANWHILE {
         put(objects, "to", b"before").expect("puts");
         let id = objects.begin_upload("b", &upload("to"), OWNER).expect("begins");
-        let part = objects.stage_part("b", &key("to"), &id).expect("begins");
-        part.open().write(0, b"uploaded").expect("writes");
-        let attrs = Attrs { etag: TAG.into(), ..Attrs::default() };
-        objects.place_part(("b", &key("to"), &id), part, 1, &attrs).expect("places");
+        put_part(objects, "to", &id, b"uploaded", TAG).expect("puts");
         let complete = move |objects: &Arc<Objects>| {
             let parts = [Completed { number: 1, etag: TAG.into(), checksums: Default::default() }];
             let place = ("b", &key("to"), id.as_str());
@@ -259,6 +292,24 @@ fn the_end_of_an_upload_without_a_client_replaces_only_what_was_there_when_it_be
         complete(objects).expect("a client waits for it, or it has ended so before");
         assert_eq!(std::fs::read(&to).expect("is there"), b"uploaded", "{what}");
     }
+}
+
+/// The tree makes up numbers for entries of another file system than its own: each time that they are found, unless
+/// somebody holds them.
+#[test]
+fn what_was_there_is_known_again_on_another_file_system() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let slow = Slow::new(dir.path());
+    let Some(_mounted) = Mounted::new(&dir.path().join("b"), "mode=700") else {
+        eprintln!("NOTE: nothing can be mounted here: numbers that are made up were NOT tested");
+        return;
+    };
+    if matches!(put(&slow.objects, "from", b"x"), Err(ObjectError::Vault(VaultError::Unsupported))) {
+        eprintln!("NOTE: tmpfs has no attributes here: numbers that are made up were NOT tested");
+        return;
+    }
+    copies_without_a_client(dir.path(), &slow);
+    ends_of_uploads_without_a_client(dir.path(), &slow);
 }
 
 /// Does something for a client that hangs up while the work waits for another request to the key; how it ends.
@@ -431,7 +482,16 @@ fn a_full_store_is_not_much_metadata() {
 }
 
 /// A file system that is unmounted also where a test fails.
-struct Mounted(std::path::PathBuf);
+struct Mounted(PathBuf);
+
+impl Mounted {
+    /// One in memory; `None` where nothing can be mounted.
+    fn new(at: &Path, options: &str) -> Option<Mounted> {
+        let mut mount = std::process::Command::new("mount");
+        let out = mount.args(["-t", "tmpfs", "-o", options, "none"]).arg(at).output();
+        out.is_ok_and(|out| out.status.success()).then(|| Mounted(at.into()))
+    }
+}
 
 impl Drop for Mounted {
     fn drop(&mut self) {
@@ -446,13 +506,10 @@ fn a_full_file_system_of_a_bucket_is_not_much_metadata() {
     let (objects, _) = watched(dir.path());
     let bucket = dir.path().join("b");
     // Room for names, and in few inodes for a small attribute, but not for a large one.
-    let mut mount = std::process::Command::new("mount");
-    let out = mount.args(["-t", "tmpfs", "-o", "size=16k,nr_inodes=6,mode=700", "none"]).arg(&bucket).output();
-    if !out.is_ok_and(|out| out.status.success()) {
+    let Some(_mounted) = Mounted::new(&bucket, "size=16k,nr_inodes=6,mode=700") else {
         eprintln!("NOTE: nothing can be mounted here: a full file system of a bucket was NOT tested");
         return;
-    }
-    let _mounted = Mounted(bucket.clone());
+    };
     let begin = || {
         let metadata = [("m".to_owned(), "x".repeat(2000))].into();
         let given = attrs::Given { metadata, ..attrs::Given::default() };

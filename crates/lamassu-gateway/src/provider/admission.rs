@@ -175,7 +175,7 @@ mod tests {
             told: Told::default(),
         };
         let (told, now) = (Told::default(), Instant::now());
-        tracing::subscriber::with_default(lines.clone(), || {
+        lines.while_doing(|| {
             for _ in 0..1000 {
                 assert!(admission.admit(Some("made up")).is_err());
             }

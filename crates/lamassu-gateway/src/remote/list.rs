@@ -7,6 +7,7 @@
 
 use super::document::Listed;
 use super::error::{RemoteError, Result, cut};
+use super::failures::Failures;
 use super::objects::{shown, shown_at};
 use super::{Remote, at_once};
 use crate::objects::attrs::Shown;
@@ -235,8 +236,19 @@ impl Remote {
                 page
             }
         };
-        let shown = at_once(&entries, |(name, entry)| self.shown(bucket, name, entry))?;
-        Ok(Page { items: shown.into_iter().flatten().collect(), next })
+        let damaged = Mutex::new(Failures::<String>::default());
+        let shown = at_once(&entries, |(name, entry)| match self.shown(bucket, name, entry) {
+            Err(RemoteError::Damaged(what)) => {
+                damaged.lock().add(what);
+                Ok(None)
+            }
+            shown => shown,
+        });
+        // Also if the page has failed: what is damaged is always reported.
+        damaged.into_inner().tell(|count, what| {
+            tracing::error!(what, count, "damaged objects at the provider are not listed; this is the first one");
+        });
+        Ok(Page { items: shown?.into_iter().flatten().collect(), next })
     }
 
     /// A page after the first, from kept names; `None`: they do not have it.
@@ -255,14 +267,14 @@ impl Remote {
         let (after, is_group, taken) = (query.after.clone(), query.is_group, Instant::now());
         let mut listing = Kept { names: BTreeMap::new(), bytes: 0, after, is_group, is_cut: false, taken };
         let marker = self.name(&self.marker(bucket));
-        self.client.pages(&sealed, grouped, |page| {
+        let mut foreign = Failures::<String>::default();
+        let collected = self.client.pages(&sealed, grouped, |page| {
             let bytes_max = collecting.bytes_max();
             let keys = page.objects.into_iter().map(|Listed { name, stored }| (name, stored));
             for (name, stored) in keys.chain(page.prefixes.into_iter().map(|prefix| (prefix, None))) {
                 let Some(key) = opener.key(&name) else {
                     if name != marker {
-                        let name = cut(&name);
-                        tracing::warn!(name, "an object in the bucket is no object of the vault's: it is not listed");
+                        foreign.add(cut(&name));
                     }
                     continue;
                 };
@@ -274,8 +286,11 @@ impl Remote {
                 listing.add(shown, NameEntry { is_group, stored }, bytes_max);
             }
             Ok(())
-        })?;
-        Ok(listing)
+        });
+        foreign.tell(|count, name| {
+            tracing::warn!(name, count, "objects that are none of the vault's are not listed; this is the first one");
+        });
+        collected.map(|()| listing)
     }
 
     /// The item of an entry; `None` if the object is gone by now.
@@ -294,10 +309,6 @@ impl Remote {
         match self.found(&place) {
             Ok((found, properties)) => Ok(Some(Item::Key(name.into(), shown(&found, &properties)))),
             Err(RemoteError::Missing(_)) => Ok(None),
-            Err(RemoteError::Damaged(what)) => {
-                tracing::error!(what, "an object at the provider is damaged: it is not listed");
-                Ok(None)
-            }
             Err(error) => Err(error),
         }
     }

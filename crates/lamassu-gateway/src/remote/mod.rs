@@ -7,6 +7,7 @@
 //! | module | what |
 //! |---|---|
 //! | `error` | errors of operations at a provider |
+//! | `failures` | failures that a provider can cause any number of |
 //! | `settings` | the operator's options |
 //! | `client` | the provider's S3: requests, retries, errors |
 //! | `document` | the XML document of a listing |
@@ -23,6 +24,7 @@
 mod client;
 mod document;
 mod error;
+mod failures;
 pub mod list;
 pub mod multipart;
 pub mod objects;

@@ -8,6 +8,7 @@
 //! A provider may list any number of names. So pages of them are worked off as they come, and none are kept.
 
 use super::error::{RemoteError, Result};
+use super::failures::Failures;
 use super::objects::{RECORD_MAX, shown};
 use super::properties::Properties;
 use super::upload::Upload as Storing;
@@ -57,30 +58,16 @@ type GoOn<'a> = dyn Fn() -> Result<()> + Sync + 'a;
 struct Sweep {
     removed: u64,
     /// buckets whose uploads cannot be listed
-    unsearched: Failures,
+    unsearched: AtPlaces,
     /// uploads whose records cannot be read
-    unread: Failures,
+    unread: AtPlaces,
 }
 
-/// Failures, of which a provider may cause any number: they are counted, and the first one is kept, with its place.
-#[derive(Default)]
-struct Failures {
-    count: u64,
-    first: Option<(String, RemoteError)>,
-}
+/// Failures, each with its place.
+type AtPlaces = Failures<(String, RemoteError)>;
 
-impl Failures {
-    fn add(&mut self, place: String, error: RemoteError) {
-        self.count += 1;
-        self.first.get_or_insert((place, error));
-    }
-
-    /// Logs all of them in one line.
-    fn tell(&self, what: &str) {
-        if let Failures { count, first: Some((place, error)) } = self {
-            tracing::warn!(%error, place, count, "{what}; this is the first error");
-        }
-    }
+fn tell(failures: &AtPlaces, what: &str) {
+    failures.tell(|count, (place, error)| tracing::warn!(%error, place, count, "{what}; this is the first error"));
 }
 
 /// The place of a part's sums that were unknown when the part was begun. It includes the file identity, since another
@@ -346,16 +333,16 @@ impl Remote {
             for bucket in buckets.iter().filter(|bucket| self.files.top().open(bucket).is_some()) {
                 let dir = format!("{UPLOADS}/{bucket}");
                 match self.sweep_uploads_in(&dir, &go_on, &mut sweep) {
-                    Err(error) if !stopping.load(Ordering::Relaxed) => sweep.unsearched.add(dir, error),
+                    Err(error) if !stopping.load(Ordering::Relaxed) => sweep.unsearched.add((dir, error)),
                     searched => searched?,
                 }
             }
             Ok(())
         });
         let Sweep { removed, unsearched, unread } = sweep;
-        unsearched.tell("uploads of buckets were not searched for what a crash has left");
-        unread.tell("uploads are kept whose records cannot be read");
-        searched.map(|()| Swept { removed, left_out: unsearched.count + unread.count })
+        tell(&unsearched, "uploads of buckets were not searched for what a crash has left");
+        tell(&unread, "uploads are kept whose records cannot be read");
+        searched.map(|()| Swept { removed, left_out: unsearched.count() + unread.count() })
     }
 
     fn sweep_uploads_in(&self, dir: &str, go_on: &GoOn<'_>, sweep: &mut Sweep) -> Result<()> {
@@ -375,7 +362,7 @@ impl Remote {
                     match has_ended {
                         Ok(true) => sweep.removed += self.remove_parts_while(&place, go_on)?,
                         Ok(false) => {}
-                        Err(error) => sweep.unread.add(place, error),
+                        Err(error) => sweep.unread.add((place, error)),
                     }
                 }
             }

@@ -4,6 +4,7 @@ use super::*;
 use crate::limits::{Limits, Tenant};
 use crate::log::lines::Lines;
 use crate::objects::attrs::{Attrs, Given};
+use crate::objects::list::Query;
 use crate::objects::{Guard, Swept, Upload};
 use crate::work;
 use lamassu_crypto::{KeyRing, Secret};
@@ -435,12 +436,45 @@ fn a_sweep_goes_through_a_long_page_in_pieces_and_logs_little() {
     }));
     let lines = Lines::default();
     let sweep = || remote.sweep(&AtomicBool::new(false)).expect("searches");
-    let swept = tracing::subscriber::with_default(lines.clone(), sweep);
+    let swept = lines.while_doing(sweep);
     assert_eq!(swept, Swept { removed: 0, left_out: MANY as u64 - 1 + 50 });
     assert_eq!(*counts.lock(), (Some(multipart::RECORDS_MAX), MANY));
     let lines = lines.0.lock();
     let has = |text: &str| lines.iter().filter(|line| line.contains(text)).count();
     assert_eq!((has("count=999 "), has("count=50 "), lines.len()), (1, 1, 2), "{lines:?}");
+    assert!(lines.iter().all(|line| line.len() < 1000), "{lines:?}");
+}
+
+/// However many names of its own a provider lists, and however many objects it has damaged.
+#[test]
+fn a_listing_logs_little_of_what_it_leaves_out() {
+    const DAMAGED: usize = 50;
+    let (cloud, remote) = Cloud::start();
+    put(&remote, "good", b"content");
+    let good = name_of(&remote, "good");
+    for n in 0..DAMAGED {
+        put(&remote, &format!("damaged-{n}"), b"content");
+    }
+    let marker = remote.name(&remote.marker("b"));
+    let dir = marker.trim_end_matches(BUCKET);
+    {
+        let mut objects = cloud.objects.lock();
+        let is_damaged = |name: &str| name.starts_with(dir) && name != marker && name != good;
+        for (_, stored) in objects.iter_mut().filter(|(name, _)| is_damaged(name)) {
+            *stored = Stored { etag: "another".into(), ..Stored::default() };
+        }
+        objects.extend((0..MANY).map(|n| (format!("{dir}{n}"), Stored::default())));
+    }
+    let lines = Lines::default();
+    let query = Query { max: 1000, ..Query::default() };
+    let page = lines.while_doing(|| remote.list("b", &query)).expect("lists");
+    assert_eq!(page.items.len(), 1);
+    let lines = lines.0.lock();
+    let has = |level: &str, count: usize| {
+        let is_it = |line: &&String| line.starts_with(level) && line.contains(&format!("count={count} "));
+        lines.iter().filter(is_it).count()
+    };
+    assert_eq!((has("WARN", MANY), has("ERROR", DAMAGED), lines.len()), (1, 1, 2), "{lines:?}");
     assert!(lines.iter().all(|line| line.len() < 1000), "{lines:?}");
 }
 

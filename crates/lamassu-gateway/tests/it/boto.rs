@@ -107,6 +107,11 @@ fn what_a_signature_covers_is_not_the_senders_choice() {
     checked("chunks::stripped");
 }
 
+#[test]
+fn what_a_signature_covers_is_said_at_one_place() {
+    checked("chunks::decoys");
+}
+
 /// boto3 computes these two by a library that Debian does not have: `scripts/setup` installs it beside moto.
 #[test]
 fn checksums_of_a_client_that_knows_all_of_them() {

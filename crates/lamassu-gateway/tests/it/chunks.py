@@ -256,5 +256,25 @@ def stripped():
     assert ask("PUT", path, Signing("PUT", path, hashed, ["host", "x-amz-content-sha256", "x-amz-date"]).headers, b"new")[0] == 200
 
 
+def decoys():
+    """`Authorization` itself is not signed: whoever has a signed request may write there what they like, and add headers."""
+    path = prepared("alice-decoys")
+    assert plain("PUT", "/alice-decoys/private", b"secret")[0] == 200
+    _, _, headers = signed("PUT", path)
+    good = headers["authorization"]
+    copied = {**headers, "x-amz-copy-source": "/alice-decoys/private"}
+    decoy = "SignedHeaders=content-length;host;x-amz-content-sha256;x-amz-copy-source;x-amz-date"
+    for altered in (good.replace(" ", f",{decoy} ", 1), good.replace(" ", f" {decoy},", 1), f"{decoy},{good}", f"{good},{decoy}"):
+        assert ask("PUT", path, {**copied, "authorization": altered})[:2] == (400, "AuthorizationHeaderMalformed"), altered
+        kept(path)
+    # The library verifies a signature without values that are not UTF-8.
+    altered = re.sub("(SignedHeaders=[^,]*)", r"\1;x-amz-meta-a", good)
+    assert ask("PUT", path, {**headers, "x-amz-meta-a": "\xff", "authorization": altered})[:2] == (400, "InvalidRequest")
+    kept(path)
+    # Spaces are up to the client.
+    assert ask("PUT", path, {**headers, "authorization": good.replace(" ", "  ").replace(",", ", ")})[0] == 200
+    assert plain("GET", path)[2] == b""
+
+
 if __name__ == "__main__":
     globals()[sys.argv[1]]()

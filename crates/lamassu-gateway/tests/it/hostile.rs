@@ -452,6 +452,8 @@ fn a_provider_answers_what_it_likes() {
     assert_eq!(lab.stop("TERM"), Some(0));
     let log = lab.log();
     assert!(log.contains("it lists in a circle") && !log.contains("panicked"), "{log}");
+    // A line for each of the two listings that had such names, however many those were.
+    assert_eq!(log.matches("objects that are none of the vault's").count(), 2, "{log}");
 }
 
 /// Starts a gateway again, and waits until it has searched for what an earlier one has left.

@@ -46,9 +46,14 @@ pub struct Lab {
 
 /// The program, which is built beside this test.
 pub fn program() -> PathBuf {
+    beside("lamassu")
+}
+
+/// A program in the build's directory.
+pub fn beside(name: &str) -> PathBuf {
     let test = std::env::current_exe().expect("this program");
-    let program = test.parent().and_then(Path::parent).expect("target/debug").join("lamassu");
-    assert!(program.exists(), "{} is not there: cargo build --package lamassu", program.display());
+    let program = test.parent().and_then(Path::parent).expect("target/debug").join(name);
+    assert!(program.exists(), "{} is not there: `cargo test --workspace --no-run` builds it", program.display());
     program
 }
 

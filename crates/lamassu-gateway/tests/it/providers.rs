@@ -1,7 +1,7 @@
 //! Providers: two servers of S3 that have nothing in common, started by the tests. moto is in Python and has objects in
-//! memory; s3s-fs is in Rust and has them as files.
+//! memory; s3s-fs is in Rust and has them as files. It is built with the tests (`examples/s3s-fs.rs`).
 
-use crate::lab::{Lab, PATIENCE, free_port, has, run};
+use crate::lab::{Lab, PATIENCE, beside, free_port, has, run};
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -25,15 +25,8 @@ pub fn kinds(briefly: Kind) -> impl Iterator<Item = Kind> {
 }
 
 impl Kind {
-    fn program(self) -> &'static str {
-        match self {
-            Kind::Moto => "moto_server",
-            Kind::S3sFs => "s3s-fs",
-        }
-    }
-
     pub fn is_there(self) -> bool {
-        has(self.program()) && crate::boto::is_there()
+        (self == Kind::S3sFs || has("moto_server")) && crate::boto::is_there()
     }
 }
 
@@ -57,16 +50,18 @@ impl Provider {
 
     pub fn start(&mut self) {
         let port = self.port.to_string();
-        let mut command = Command::new(self.kind.program());
-        match self.kind {
+        let mut command = match self.kind {
             Kind::Moto => {
+                let mut command = Command::new("moto_server");
                 command.args(["-H", "127.0.0.1", "-p", &port]);
+                command
             }
             Kind::S3sFs => {
-                command.args(["--host", "127.0.0.1", "--port", &port, "--access-key", "PROVIDER"]);
-                command.args(["--secret-key", SECRET]).arg(&self.files).env("RUST_LOG", "s3s=warn");
+                let mut command = Command::new(beside("examples/s3s-fs"));
+                command.args([&port, "PROVIDER", SECRET]).arg(&self.files);
+                command
             }
-        }
+        };
         let log = File::options().create(true).append(true).open(self.files.with_extension("log")).expect("a log");
         command.stdin(Stdio::null()).stdout(log.try_clone().expect("a log")).stderr(log);
         self.child = Some(command.spawn().expect("it starts"));
