@@ -9,7 +9,7 @@
 
 mod asked;
 
-pub use asked::{Asked, Links};
+pub use asked::Asked;
 
 use lamassu_store::mount_table::mount_id;
 
@@ -163,7 +163,7 @@ pub enum ControlError {
     NotPermitted,
     /// The user's, or the fault of the owner of a directory on the way: the path leads elsewhere than it says.
     #[error(
-        "{path:?} leads to {target:?}, by a symbolic link or `..`, and the owner of the directory can exchange links; give {target:?} itself, if that is meant"
+        "{path:?} leads to {target:?} by a symbolic link that another user may have made; give {target:?} itself, if that is meant"
     )]
     LeadsAway {
         /// As given.

@@ -35,7 +35,7 @@ pub struct Words {
 impl Worker {
     /// The daemon of the vault, or the vault opened in this process.
     pub fn of(ui: &Ui, dir: &Path, key: &KeyArg, read_only: bool) -> Result<Worker> {
-        Ok(match served::of(dir) {
+        Ok(match served::of(dir)? {
             Some(mountpoint) => Worker::Daemon(mountpoint),
             None => Worker::Here(open::unlocked(ui, dir, key)?.open_forest(open::options(read_only))?),
         })

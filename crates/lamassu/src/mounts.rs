@@ -7,7 +7,7 @@
 use crate::control;
 use crate::fault::{Fault, Result};
 use lamassu_format::name;
-use lamassu_fuse::control::{Asked, Links, Root};
+use lamassu_fuse::control::{Asked, Root};
 use lamassu_host::control::protocol::{Request, Status};
 use lamassu_store::mount_table::{self, MountLine, mounts_of};
 use std::collections::HashSet;
@@ -75,7 +75,7 @@ impl Mount {
 
     /// Its root, for requests to its daemon: `None` if the daemon is not trusted, or another mount covers it.
     pub fn root(&self) -> Option<Asked> {
-        Asked::open(&self.mountpoint, Links::Followed).ok().filter(|root| root.mount() == self.id)
+        Asked::open(&self.mountpoint).ok().filter(|root| root.mount() == self.id)
     }
 
     /// The directory of its vault, if known.

@@ -6,7 +6,7 @@
 use crate::control;
 use crate::fault::{Fault, Result};
 use crate::mounts;
-use lamassu_fuse::control::{Asked, ControlError, Links};
+use lamassu_fuse::control::{Asked, ControlError};
 use lamassu_host::control::AskError;
 use lamassu_host::control::protocol::{Failed, Parcel, Request, Status};
 use lamassu_keys::{Argon2Params, Material};
@@ -16,36 +16,45 @@ use std::path::{Path, PathBuf};
 
 /// The directory at a path, if it is a Lamassu mount point, or the root of a dataset in a Lamassu mount, that root or
 /// this user has mounted. Commands that take a vault's directory ask the daemon there.
-pub fn at(path: &Path) -> Option<Asked> {
-    let asked = Asked::open(path, Links::Followed).ok()?;
+///
+/// # Errors
+/// [`ControlError::LeadsAway`].
+pub fn at(path: &Path) -> Result<Option<Asked>> {
+    let Some(asked) = opened(path)? else { return Ok(None) };
     let is_ours = asked.fs_type() == mounts::TYPE;
     let is_root = asked.path() == asked.mountpoint();
     let answers = |asked: &Asked| control::ask::<Status>(asked, &Request::Status {}).is_ok();
-    ((is_ours && is_root) || ((is_ours || is_root) && answers(&asked))).then_some(asked)
+    Ok(((is_ours && is_root) || ((is_ours || is_root) && answers(&asked))).then_some(asked))
+}
+
+/// The directory, if it lies in a FUSE mount that root or this user has mounted. A path that another user may have led
+/// elsewhere is none of a vault's directory either.
+fn opened(path: &Path) -> Result<Option<Asked>> {
+    match Asked::open(path) {
+        Ok(asked) => Ok(Some(asked)),
+        Err(error @ ControlError::LeadsAway { .. }) => Err(error.into()),
+        Err(_) => Ok(None),
+    }
 }
 
 /// The directory, if it lies in a Lamassu mount that root or this user has mounted.
 ///
 /// # Errors
 /// [`ControlError::LeadsAway`].
-pub fn within(path: &Path, links: Links) -> Result<Option<Asked>> {
-    match Asked::open(path, links) {
-        Ok(asked) => Ok(Some(asked).filter(|asked| asked.fs_type() == mounts::TYPE)),
-        Err(error @ ControlError::LeadsAway { .. }) => Err(error.into()),
-        Err(_) => Ok(None),
-    }
+pub fn within(path: &Path) -> Result<Option<Asked>> {
+    Ok(opened(path)?.filter(|asked| asked.fs_type() == mounts::TYPE))
 }
 
 /// The same for a path that must lie in one.
 ///
 /// # Errors
 /// [`Fault::NotInAMount`], [`Fault::AboveNotLoaded`]; as [`within`].
-pub fn must_be_within(path: &Path, links: Links) -> Result<Asked> {
-    Ok(within(path, links)?.ok_or_else(|| not_within(path))?)
+pub fn must_be_within(path: &Path) -> Result<Asked> {
+    Ok(within(path)?.ok_or_else(|| not_within(path))?)
 }
 
 fn is_within(path: &Path) -> bool {
-    within(path, Links::Followed).is_ok_and(|asked| asked.is_some())
+    within(path).is_ok_and(|asked| asked.is_some())
 }
 
 /// The error for a path that does not lie in one.
@@ -79,13 +88,16 @@ pub fn hidden(path: &Path) -> Option<Fault> {
 }
 
 /// As [`at`], or the mount for writing of the vault in that directory: for changes that its daemon must know.
-pub fn of(path: &Path) -> Option<Asked> {
-    at(path).or_else(|| mounts::of_vault(path)?.root())
+///
+/// # Errors
+/// [`ControlError::LeadsAway`].
+pub fn of(path: &Path) -> Result<Option<Asked>> {
+    Ok(at(path)?.or_else(|| mounts::of_vault(path)?.root()))
 }
 
 /// The directory of the vault that a path names: itself, or that of the vault mounted there.
 pub fn dir_of(path: &Path) -> Result<PathBuf> {
-    match at(path) {
+    match at(path)? {
         Some(mountpoint) => Ok(ask::<Status>(&mountpoint, &Request::Status {})?.dir.into()),
         None => Ok(path.into()),
     }

@@ -13,7 +13,7 @@ use crate::served;
 use crate::text;
 use clap::ValueEnum;
 use lamassu_format::{Domain, Suite};
-use lamassu_fuse::control::{Asked, Links};
+use lamassu_fuse::control::Asked;
 use lamassu_host::Error as HostError;
 use lamassu_host::Served;
 use lamassu_host::compression::Chosen;
@@ -207,35 +207,35 @@ impl Site {
         let name = place.file_name().ok_or(HostError::Usage("a dataset is a directory in a vault: give its path"))?;
         let parent = place.parent().unwrap_or(Path::new(""));
         let site = match places {
-            [_] => match served::within(here(parent), Links::Followed)? {
+            [_] => match served::within(here(parent))? {
                 Some(dir) => Site::Mount(dir),
                 None => {
-                    return Err(Site::of(ui, key, places, true, Links::Followed).map_or_else(
+                    return Err(Site::of(ui, key, places, true).map_or_else(
                         |error| error,
                         |_| HostError::Usage("a dataset is a directory in a vault: give its path").into(),
                     ));
                 }
             },
-            [vault, _] => Site::of(ui, key, &[vault.clone(), parent.into()], false, Links::Followed)?,
+            [vault, _] => Site::of(ui, key, &[vault.clone(), parent.into()], false)?,
             _ => return Err(HostError::Usage("give a path").into()),
         };
         Ok((site, name.into()))
     }
 
-    fn of(ui: &Ui, key: &KeyArg, places: &[PathBuf], read_only: bool, links: Links) -> Result<Site> {
+    fn of(ui: &Ui, key: &KeyArg, places: &[PathBuf], read_only: bool) -> Result<Site> {
         let [vault, rest @ ..] = places else { return Err(HostError::Usage("give a path").into()) };
         let path = rest.first().map(PathBuf::as_path);
         let inside = |path: &Path| path.strip_prefix("/").unwrap_or(path).to_path_buf();
         let mounted = match path {
-            None => served::within(vault, links)?,
+            None => served::within(vault)?,
             Some(_) => None,
         };
         if let Some(dir) = mounted {
             return Ok(Site::Mount(dir));
         }
-        if let Some(root) = served::of(vault) {
+        if let Some(root) = served::of(vault)? {
             return match path.map(inside) {
-                Some(path) => Ok(Site::Mount(served::must_be_within(&root.path().join(path), links)?)),
+                Some(path) => Ok(Site::Mount(served::must_be_within(&root.path().join(path))?)),
                 None => Ok(Site::Mount(root)),
             };
         }
@@ -345,7 +345,7 @@ struct All {
 }
 
 fn list(ui: &Ui, args: &List) -> Result<()> {
-    let site = Site::of(ui, &args.key, &args.places, true, Links::Followed)?;
+    let site = Site::of(ui, &args.key, &args.places, true)?;
     let mut datasets: Vec<Listed> = Vec::new();
     let (unseen, unseen_count) = loop {
         let after = datasets.last().map(|l| l.path.clone());
@@ -403,7 +403,7 @@ fn set(ui: &Ui, args: &Set) -> Result<()> {
     let (properties, inherit) = parse(&values)?;
     let changes_integrity = properties.integrity.is_some();
     let changes_compression = properties.compress.is_some() || properties.compress_round.is_some();
-    let site = Site::of(ui, &args.key, &places, false, Links::Refused)?;
+    let site = Site::of(ui, &args.key, &places, false)?;
     let removed: Option<String> = match &site {
         Site::Mount(dir) => served::ask(dir, &Request::SetDataset { properties, inherit })?,
         Site::Here { .. } => {
@@ -462,7 +462,7 @@ fn destroy(ui: &Ui, args: &Destroy) -> Result<()> {
     if args.how.is_given() && !args.shred_key {
         return Err(HostError::Usage("--receipt, --audit-key, --with-server and --yes are for --shred-key").into());
     }
-    let site = Site::of(ui, &args.key, &args.places, false, Links::Refused)?;
+    let site = Site::of(ui, &args.key, &args.places, false)?;
     // Its vault is closed before its keys go, and is not opened again.
     let shred = |status: &Status, unload: &dyn Fn() -> Result<bool>| {
         if status.open_files > 0 && !args.force {

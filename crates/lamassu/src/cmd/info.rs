@@ -300,7 +300,7 @@ pub fn slot_table(slots: &[DescribedSlot]) -> String {
 }
 
 pub fn run(ui: &Ui, args: Args) -> Result<()> {
-    let status = served::at(&args.dir).map(|mount| served::ask::<Status>(&mount, &Request::Status {})).transpose()?;
+    let status = served::at(&args.dir)?.map(|mount| served::ask::<Status>(&mount, &Request::Status {})).transpose()?;
     let dir = status.as_ref().map_or_else(|| args.dir.clone(), |status| status.dir.clone().into());
     let header = open::found(ui, &dir)?.header;
     let d = Described { mount: status.map(Into::into), ..Described::of(ui, &header) };

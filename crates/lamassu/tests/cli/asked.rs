@@ -84,21 +84,46 @@ fn a_link_in_the_place_of_a_dataset_destroys_nothing() {
     write(&b, "m/finance/ledger", b"ledger");
     fs::rename(b.path("m/ann/proj"), b.path("m/ann/away")).unwrap();
     symlink(b.path("m/finance"), b.path("m/ann/proj")).unwrap();
-    // A name that fits what the link leads to, and a link on the way.
+    // A name that fits what the link leads to, a link on the way, and links to the root of this mount and of another.
     symlink(b.path("m/finance"), b.path("m/ann/finance")).unwrap();
     symlink(b.path("m/else"), b.path("m/ann/dir")).unwrap();
-    for place in ["m/ann/proj", "m/ann/proj/", "m/ann/finance", "m/ann/dir/proj", "v ann/proj", "v ann/dir/proj"] {
-        for line in ["dataset destroy", "dataset destroy --shred-key --yes"] {
-            b.run(&format!("{line} {place}")).code(28).says("leads to");
+    symlink("..", b.path("m/ann/up")).unwrap();
+    symlink(b.path("m"), b.path("m/ann/root")).unwrap();
+    b.run("init w").ok();
+    b.dir("n");
+    b.run("mount w n").ok();
+    b.run("dataset create n/finance").ok();
+    symlink(b.path("n"), b.path("m/ann/other")).unwrap();
+    let on_the_way = ["dir/proj", "up/finance", "up/ann/../finance", "root/finance", "other/finance"];
+    let alone = ["proj", "proj/", "finance", "dir", "up", "root", "other"];
+    let (second, places) = (b.key("second"), on_the_way.iter().chain(&alone));
+    for place in places.map(|place| format!("m/ann/{place}")) {
+        for line in [
+            "dataset destroy",
+            "dataset destroy --shred-key --yes",
+            "dataset set",
+            "key unload",
+            "key load",
+            "key rotate --inner",
+            "key list",
+            "info",
+        ] {
+            let more = if line == "dataset set" { " cache=none" } else { "" };
+            b.run(&format!("{line} {place}{more}")).code(28).says("leads to");
         }
-        b.run(&format!("dataset set {place} cache=none")).code(28).says("leads to");
+        b.run(&format!("key add -n {second} {place}")).code(28).says("leads to");
     }
-    for place in ["m/ann/proj", "m/ann/dir/proj"] {
-        b.run(&format!("key unload {place}")).code(28).says("leads to");
+    for place in on_the_way {
+        b.run(&format!("dataset destroy v ann/{place}")).code(28).says("leads to");
     }
+    for vault in ["m/ann/up", "m/ann/root", "m/ann/other"] {
+        b.run(&format!("dataset destroy {vault} finance")).code(28).says("leads to");
+        b.run(&format!("dataset create {vault}/new")).code(28).says("leads to");
+    }
+    b.unmount("n");
     assert_eq!(fs::read(b.path("m/finance/ledger")).unwrap(), b"ledger");
 
-    // Links on the way to the mount are the user's own.
+    // Links on the way to the mount count if they are the user's own, or root's.
     symlink(b.path("m"), b.path("mine")).unwrap();
     b.run("key unload mine/finance").ok();
     b.run("key load mine/finance").ok();

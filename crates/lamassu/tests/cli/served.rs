@@ -2,13 +2,13 @@
 
 use crate::mounts::daemon_of;
 use crate::support::Bench;
-use lamassu_fuse::control::{self, Asked, ControlError, Links};
+use lamassu_fuse::control::{self, Asked, ControlError};
 use serde_json::Value;
 use std::fs;
 use std::process::Command;
 
 fn asked(b: &Bench) -> Asked {
-    Asked::open(&b.path("m"), Links::Refused).unwrap()
+    Asked::open(&b.path("m")).unwrap()
 }
 
 fn ask(b: &Bench, request: &[u8]) -> Value {
@@ -20,7 +20,7 @@ fn a_mount_says_what_it_serves() {
     let b = Bench::new();
     b.run("init v").ok();
     b.dir("m");
-    let not_yet = Asked::open(&b.path("m"), Links::Followed);
+    let not_yet = Asked::open(&b.path("m"));
     assert!(matches!(not_yet, Err(ControlError::NotMounted(_))), "{not_yet:?}");
     b.run("mount v m").ok();
     let told = ask(&b, br#"{"request":"status"}"#);
@@ -137,7 +137,7 @@ fn a_delegate_closes_nobodys_channel() {
         rustix::thread::set_thread_groups(&[]).unwrap();
         rustix::thread::set_thread_res_gid(gid, gid, gid).unwrap();
         rustix::thread::set_thread_res_uid(uid, uid, uid).unwrap();
-        let dir = Asked::open(&place, Links::Refused).unwrap();
+        let dir = Asked::open(&place).unwrap();
         let cost = r#"{"memory_kib":64,"passes":1,"lanes":1}"#;
         let mut kinds = std::collections::HashSet::new();
         while !stop.load(Ordering::Relaxed) {

@@ -207,7 +207,7 @@ fn anchored(ui: &Ui, path: &Path) -> Result<(PathBuf, VaultHeader)> {
 
 /// Refuses, for a mounted vault, a command that needs the vault for itself.
 fn refuse_mounted(dir: &Path) -> Result<()> {
-    match served::at(dir) {
+    match served::at(dir)? {
         Some(at) => Err(Fault::RetireMounted { mountpoint: at.path().into() }.into()),
         None => Ok(()),
     }

@@ -136,7 +136,7 @@ fn init(ui: &Ui, args: &Init) -> Result<()> {
 }
 
 fn rotate(ui: &Ui, args: &Rotate) -> Result<()> {
-    if let Some(at) = served::at(&args.dir) {
+    if let Some(at) = served::at(&args.dir)? {
         return Err(Fault::RetireMounted { mountpoint: at.path().into() }.into());
     }
     let source = args.key.source()?;

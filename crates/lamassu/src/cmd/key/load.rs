@@ -4,7 +4,6 @@ use crate::fault::{Fault, Result};
 use crate::keys::{self, KeyArg};
 use crate::output::Ui;
 use crate::served;
-use lamassu_fuse::control::Links;
 use lamassu_host::FaultKind;
 use lamassu_host::control::protocol::{Failed, Request};
 use lamassu_keys::{Purpose, cost};
@@ -45,14 +44,14 @@ fn help() -> String {
 }
 
 pub fn unload(ui: &Ui, args: &Unload) -> Result<()> {
-    let was_open: bool = served::ask(&served::must_be_within(&args.path, Links::Refused)?, &Request::Unload {})?;
+    let was_open: bool = served::ask(&served::must_be_within(&args.path)?, &Request::Unload {})?;
     let what = if was_open { "unloaded" } else { "was not loaded" };
     ui.note(format_args!("{} {what}", args.path.display()));
     Ok(())
 }
 
 pub fn load(ui: &Ui, args: &Load) -> Result<()> {
-    let dir = served::must_be_within(&args.path, Links::Followed)?;
+    let dir = served::must_be_within(&args.path)?;
     if !args.key.is_typed() {
         match served::ask::<()>(&dir, &Request::Load { secret: None, slot: None }) {
             // It has no key here: one is asked for.
