@@ -18,6 +18,7 @@ mod ending;
 mod freeze;
 mod keeping;
 mod need;
+mod share;
 mod together;
 mod told;
 mod under_way;
@@ -31,6 +32,7 @@ use crate::Ino;
 use ending::Ending;
 use freeze::Freezing;
 use parking_lot::{Condvar, Mutex, MutexGuard};
+use share::Share;
 use std::collections::{HashMap, VecDeque};
 use std::ffi::OsStr;
 use std::ops::Range;
@@ -41,11 +43,6 @@ use told::Told;
 
 /// How long the kernel may use a cached name or attributes without asking again.
 pub const KEPT_FOR: Duration = Duration::from_secs(2);
-/// How long a turn may last although another host wants the vault, while requests of this host follow each other.
-/// Shorter than the time after which the kernel may cache: dropping its caches would cost more.
-const SHARE: Duration = Duration::from_millis(100);
-/// A host that had no request for this long has no program at work.
-const IDLE: Duration = Duration::from_millis(2);
 /// The time after which an answer has certainly taken effect in the kernel.
 const TAKEN_IN: Duration = Duration::from_millis(200);
 
@@ -118,6 +115,8 @@ struct Waiting {
     /// Of a request for pages, see [`Turns::read_pages`].
     is_written: Option<IsWritten>,
     job: Job,
+    /// When it came.
+    since: Instant,
     /// When it gives up.
     until: Option<Instant>,
     /// Its pages are left out while its file is dropped.
@@ -167,6 +166,8 @@ struct State {
     is_changing: bool,
     /// When the turn began.
     begun: Instant,
+    /// How long it goes on although another host wants the vault.
+    share: Share,
     /// When a request last began or ended.
     last_used: Instant,
     is_recalled: bool,
@@ -241,19 +242,6 @@ impl State {
         self.waiting.iter().map(|waiting| waiting.need().mode).max().max(by_freeze)
     }
 
-    /// How long the turn with this number certainly goes on although another host wants the vault; `None`: it ends.
-    fn goes_on(&self, number: u64, now: Instant) -> Option<Duration> {
-        if self.number != number || !matches!(self.phase, Phase::Here(_)) || self.is_last() {
-            return None;
-        }
-        let share = SHARE.saturating_sub(now.duration_since(self.begun));
-        let idle = match self.users {
-            0 => IDLE.saturating_sub(now.duration_since(self.last_used)),
-            _ => IDLE,
-        };
-        Some(share.min(idle)).filter(|time| !time.is_zero())
-    }
-
     /// Files that may have pages in the kernel's cache.
     fn mapped(&self) -> Vec<Ino> {
         self.filled.iter().filter(|(_, has_pages)| **has_pages).map(|(ino, _)| *ino).collect()
@@ -298,6 +286,7 @@ impl Turns {
                 is_used: false,
                 is_changing: false,
                 begun: Instant::now(),
+                share: Share::new(),
                 last_used: Instant::now(),
                 is_recalled: false,
                 is_retired: false,
@@ -356,7 +345,8 @@ impl Turns {
         need: Need,
         job: impl FnOnce(Option<Use>) + Send + 'static,
     ) {
-        self.run_waiting_for(Waiting { need, is_written: None, job: Box::new(job), until, is_left_out: false });
+        let (job, since) = (Box::new(job), Instant::now());
+        self.run_waiting_for(Waiting { need, is_written: None, job, since, until, is_left_out: false });
     }
 
     /// The same as [`Turns::run`] to read pages of a mapped file. `locked`: the bytes whose pages the kernel has locked
@@ -372,7 +362,8 @@ impl Turns {
     ) {
         let (need, is_written) = (Need::read_pages(ino, locked), Some(Box::new(is_written) as IsWritten));
         let job = Box::new(move |turn: Option<Use>| turn.map_or((), job));
-        self.run_waiting_for(Waiting { need, is_written, job, until: None, is_left_out: false });
+        let since = Instant::now();
+        self.run_waiting_for(Waiting { need, is_written, job, since, until: None, is_left_out: false });
     }
 
     fn run_waiting_for(self: &Arc<Self>, request: Waiting) {
@@ -445,21 +436,10 @@ impl Turns {
         state.is_changing = false;
         state.begun = Instant::now();
         state.last_used = state.begun;
+        state.begin_share(mode);
         state.number += 1;
         self.runnable.notify_all();
         state.number
-    }
-
-    /// Another host wants the vault: waits while the turn with this number has a share of time left, and programs of
-    /// this host use it. A hand-over takes as long as many requests, so a turn of a single one would be waste.
-    pub fn wait_while_used(&self, number: u64) {
-        loop {
-            let goes_on = self.state.lock().goes_on(number, Instant::now());
-            match goes_on {
-                Some(time) => std::thread::sleep(time),
-                None => return,
-            }
-        }
     }
 
     /// Lets the turn with this number end, if it is under way: another host wants the vault.

@@ -135,6 +135,9 @@ def each(found):
     return " / ".join(number(value) for value in found)
 
 
+AT_ONCE = {"datasets": "a dataset for each host", "sshfs": "sshfs"}
+
+
 def rows_of_shared(result):
     value = lambda s, w: median(by(result["samples"], system=s, workload=w), "value")  # noqa: E731
     compared = [w for w in result["units"] if value("shared", w) and value(OWN, w)]
@@ -144,7 +147,12 @@ def rows_of_shared(result):
         speed = lambda w: value("sshfs", w) / value("shared", w) if result["units"][w] in ("s", "ms") else value("shared", w) / value("sshfs", w)  # noqa: E731
         rows.append(["shared", f"the same: {' / '.join(peer)}", "–", "sshfs, a plain directory (medians)", each(speed(w) for w in peer)])
     several = [w for w in result["units"] if value("shared", w) and not value(OWN, w)]
-    return rows + [["shared", f"two hosts: {w}, {result['units'][w]}", number(value("shared", w)), "–", "–"] for w in several]
+    for workload in several:
+        others = {s: value(s, workload) for s in ("datasets", "sshfs") if value(s, workload)}
+        beside = "; ".join(f"{number(found)}, {AT_ONCE[s]}" for s, found in others.items())
+        factors = "; ".join(number(found / value("shared", workload)) for found in others.values())
+        rows.append(["shared", f"two hosts: {workload}, {result['units'][workload]}", number(value("shared", workload)), beside or "–", factors or "–"])
+    return rows
 
 
 def rows_of_server(result):

@@ -6,7 +6,8 @@
 //! meanwhile are answered, since the kernel may have reached their pages, and the file is dropped once more. A program
 //! whose read waits asks for nothing more, so this ends.
 
-use super::{Need, Pages, Phase, SHARE, State, Turns, Waiting};
+use super::share::SHARE;
+use super::{Need, Pages, Phase, State, Turns, Waiting};
 use crate::Ino;
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -133,6 +134,7 @@ impl Turns {
             let mapped = state.mapped();
             if mapped.is_empty() && state.is_quiet() {
                 (state.phase, state.ending) = (Phase::Away, Ending::default());
+                state.share.end();
                 state.due = 0;
                 return None;
             }

@@ -50,10 +50,11 @@ impl Turns {
     }
 
     /// From now on the kernel may cache answers, if the turn is exclusive. (In a shared one, callers wait for the next
-    /// turn while they hold locks that dropping caches would need.)
+    /// turn while they hold locks that dropping caches would need.) Not in a turn that will end soon.
     pub fn keep(&self) {
         let mut state = self.state.lock();
-        if matches!(state.phase, Phase::Here(Mode::Change)) && !state.is_recalled && state.keeping == Keeping::No {
+        let is_free = !state.is_recalled && !state.share.is_sought();
+        if matches!(state.phase, Phase::Here(Mode::Change)) && is_free && state.keeping == Keeping::No {
             state.keeping = Keeping::Yes;
         }
     }

@@ -1,3 +1,6 @@
+mod share;
+
+use super::share::SHARE;
 use super::told::KEPT_MAX;
 use super::*;
 use std::collections::HashSet;
@@ -376,28 +379,6 @@ fn what_the_kernel_keeps_is_bounded() {
     assert!((0..most).all(|ino| turns.may_keep(ino)));
     assert!(!turns.may_keep(most) && turns.may_keep(0));
     assert_eq!(turns.stop_keeping().unwrap().inodes.len(), KEPT_MAX);
-}
-
-/// A turn that another host wants goes on while requests follow each other, and until its share of time is over.
-#[test]
-fn a_wanted_turn_goes_on_while_it_is_used_and_not_longer_than_its_share() {
-    let turns = Turns::new();
-    let number = turns.begin(Mode::Change);
-    let request = turns.enter(Need::LOOK).unwrap();
-    let begun = turns.state.lock().begun;
-    let goes_on = |number, after| turns.state.lock().goes_on(number, begun + after);
-    assert_eq!(goes_on(number, SHARE / 2), Some(IDLE), "a request is under way, however long it takes");
-    assert_eq!(goes_on(number, SHARE - IDLE / 2), Some(IDLE / 2), "the share ends first");
-    assert_eq!(goes_on(number, SHARE), None, "the share is over");
-    assert_eq!(goes_on(number - 1, Duration::ZERO), None, "another turn is meant");
-    drop(request);
-    turns.state.lock().last_used = begun + SHARE / 2;
-    assert_eq!(goes_on(number, SHARE / 2 + IDLE / 4), Some(IDLE - IDLE / 4), "a request has just ended");
-    assert_eq!(goes_on(number, SHARE / 2 + IDLE), None, "no program is at work");
-    turns.wait_while_used(number);
-    assert_eq!(turns.wait_for_end(Duration::ZERO), None, "it ends when it is recalled");
-    turns.stop_requests();
-    assert_eq!(goes_on(number, Duration::ZERO), None, "it ends already");
 }
 
 /// Whoever changed something in its last turn gets an exclusive one at once: a shared one would be of no use to it.
