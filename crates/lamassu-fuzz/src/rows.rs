@@ -198,7 +198,9 @@ impl Judge {
             }),
             2 => {
                 let suite = bytes.one_of(&Suite::ALL);
-                let (revision, degree_log2) = (lamassu_anchor::Revision(bytes.u64()), 4 - bytes.u8() % 2);
+                let step = if bytes.u8() % 8 == 0 { bytes.u64() } else { 1 };
+                let revision = lamassu_anchor::Revision(self.vault.revision.0.wrapping_add(step));
+                let degree_log2 = 4 - bytes.u8() % 2;
                 let vault = VaultRow { suite, revision, degree_log2, ..self.vault.clone() };
                 Some(Change { space: Space::Vault, key: b"vault".to_vec(), value: Some(vault.encode()) })
             }
@@ -246,6 +248,7 @@ impl Judge {
         let row = self.table.get(Space::Vault, b"vault").expect("memory reads").expect("no vault's row is removed");
         let row = VaultRow::decode(&row).expect("it was judged");
         assert_eq!((row.vault, row.suite, row.domain), (VAULT, self.vault.suite, self.vault.domain));
+        assert!(row.revision >= self.vault.revision, "none is older");
         self.vault = row;
         export::check(&self.table, &VAULT).expect("it is an anchor as before");
         is_exported(&self.table, &self.vault);

@@ -8,7 +8,8 @@
 //! * **Holding on.** If a holder has not released a recalled lease after a term, its heartbeats are no longer answered.
 //!   So it stops, and then its session ends, as a silent one does. That counts as long as somebody waits for the lease:
 //!   when the last request is withdrawn, the recall is void. A lease is not counted whose holder says that it keeps it
-//!   ([`Call::Keep`]): the others wait until it is released, or the holder is silent.
+//!   ([`Call::Keep`]): the others wait until it is released, or the holder is silent. Nor is time counted in which no
+//!   message was handled ([`Server::was_at_work`]).
 //! * **Restart.** Sessions, exclusive leases and abandoned objects are durable; shared leases are not. After a restart
 //!   every session counts as heard of at that moment. Nothing is granted exclusively until each session has reported
 //!   its leases, or has expired.
@@ -208,8 +209,22 @@ impl Server {
     /// session ends sooner for that.
     pub fn was_away(&mut self, now: Millis) {
         self.sessions.values_mut().for_each(|session| session.heard = session.heard.max(now));
+        self.move_deadlines(|asked| asked.max(now));
+    }
+
+    /// From `since` on no message was handled, since whoever uses these leases had other work. Whoever was asked to
+    /// release a lease could not commit what it has to commit first, so this time does not count. Its term does not
+    /// begin anew: messages that keep the leases busy gain no more than the time they take. What has arrived meanwhile
+    /// is told before this ([`Server::has_arrived`]), as if it had arrived at `since`.
+    pub fn was_at_work(&mut self, since: Millis, now: Millis) {
+        let took = Millis(now.0.saturating_sub(since.0));
+        // Of a pause in that time it is known already.
+        self.move_deadlines(|asked| (asked + took).min(now));
+    }
+
+    fn move_deadlines(&mut self, moved: impl Fn(Millis) -> Millis) {
         let leases = self.objects.values_mut().flat_map(|held| held.leases.values_mut());
-        leases.for_each(|lease| lease.asked = lease.asked.map(|asked| asked.max(now)));
+        leases.for_each(|lease| lease.asked = lease.asked.map(&moved));
     }
 
     /// Lets time pass: expired sessions end, and leases are recalled whose minimum hold is over.
@@ -398,13 +413,12 @@ impl Server {
             let before = entry.leases.remove(&session);
             let grant = said.get(&object);
             if let Some(grant) = grant {
-                // A recall may not have reached it, so it is recalled again. The deadline is not reset. Otherwise a
-                // client that reconnects often enough would never meet it. One that was reduced is a new lease, as if
-                // its release had come.
-                let mut lease = Lease::new(grant.mode, grant.number, now);
-                if let Some(before) = before.filter(|before| before.mode == grant.mode) {
-                    (lease.asked, lease.is_kept) = (before.asked, before.is_kept);
-                }
+                // A recall may not have reached it, so it is recalled again. Neither the least time that it is held nor
+                // the deadline begins anew: otherwise a client that reconnects often enough would never meet them. One
+                // that was reduced is a new lease, as if its release had come.
+                let same = before.filter(|before| (before.number, before.mode) == (grant.number, grant.mode));
+                let lease = same.map(|before| Lease { recalled: None, ..before });
+                let mut lease = lease.unwrap_or_else(|| Lease::new(grant.mode, grant.number, now));
                 lease.keep(kept.contains(&object), now);
                 entry.leases.insert(session, lease);
             }

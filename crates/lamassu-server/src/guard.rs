@@ -74,8 +74,8 @@ impl Guard {
 }
 
 /// An answer that may leave this server. What was done is durable, whoever serves now. A refusal may come of what only
-/// this server has in memory: that a session is unknown, or that a commit is based on another head. Hosts take it for
-/// final. So it counts only if this server had the right to serve after it was made.
+/// this server has in memory: that a host or a session is unknown, or that a commit is based on another head. Hosts may
+/// take it for final. So it counts only if this server had the right to serve after it was made.
 async fn confirmed(answer: Response<Body>, office: &Office) -> Response<Body> {
     let is_done = Status::from_header_map(answer.headers()).is_none_or(|status| status.code() == Code::Ok);
     if is_done || office.confirm().await { answer } else { another_serves().into_http() }
@@ -119,20 +119,24 @@ where
         let admitted = self.guard.admit(&request);
         let is_limited = path != PUT;
         self.guard.metrics.called(path, admitted.is_ok());
-        let (caller, place, version) = match admitted {
-            Ok(admitted) => admitted,
-            Err(status) => return Box::pin(std::future::ready(Ok(status.into_http()))),
+        let called = admitted.map(|(caller, place, version)| {
+            if let Some(caller) = caller {
+                request.extensions_mut().insert(caller);
+            }
+            request.extensions_mut().insert(version);
+            // Work that continues after the answer is abandoned keeps the place, too.
+            request.extensions_mut().insert(place.clone());
+            (self.inner.call(request), place)
+        });
+        let office = self.guard.office.clone();
+        let answer = async move {
+            let (answer, _place) = match called {
+                Ok((called, place)) => (called.await?, Some(place)),
+                Err(status) => (status.into_http(), None),
+            };
+            Ok(confirmed(answer, &office).await)
         };
-        if let Some(caller) = caller {
-            request.extensions_mut().insert(caller);
-        }
-        request.extensions_mut().insert(version);
-        // Work that continues after the answer is abandoned keeps the place, too.
-        request.extensions_mut().insert(place.clone());
-        let (answer, office) = (self.inner.call(request), self.guard.office.clone());
-        let answer = async move { Ok(confirmed(answer.await?, &office).await) };
         Box::pin(async move {
-            let _place = place;
             if !is_limited {
                 return answer.await;
             }

@@ -25,6 +25,7 @@ use crate::writing::{AnyTable, Fill, Filling, RowChange, Writing};
 use crate::{Result, ServerError};
 use bell::Bell;
 use data_encoding::HEXLOWER;
+use lamassu_format::header::VaultId;
 use lamassu_keys::unix_now;
 use parking_lot::{Mutex, RwLock};
 use redb::backends::InMemoryBackend;
@@ -385,8 +386,13 @@ impl State {
         let bytes = serde_json::to_vec(host).unwrap_or_default();
         self.write(|write, events| {
             write.open_table(HOSTS)?.insert(name, &bytes[..])?;
-            if let Event::Granted { vault, .. } = &event {
-                self.wait_also_for(write, vault, name)?;
+            match &event {
+                Event::Granted { vault, .. } => self.wait_also_for(write, vault, name)?,
+                Event::GrantEnded { .. } | Event::Revoked { .. } => {
+                    let may_use = |vault: &VaultId| host.may_use(&self.with_those_around(vault).collect::<Vec<_>>());
+                    State::turn_out(write, name, may_use)?;
+                }
+                _ => {}
             }
             events.push(event);
             Ok(())

@@ -129,13 +129,13 @@ impl Vault {
         given.reports().into_iter().for_each(|(session, number)| leases.has_heard(session, number));
         // A session from before this server began may know no more than the first policy that counts here.
         let mut sessions: HashMap<_, Attending> = HashMap::new();
-        for Lasting { session, host, used } in lasting {
+        for Lasting { session, host, used, .. } in lasting {
             let attends = attends(&sessions, &host).or_else(|| bounds.attends_already(&host));
             let locks = bounds.locks.of_session(&host);
             sessions.insert(session, Attending::new((host, attends, locks), used, now(), PolicyNo::default()));
         }
         let recent = bounds.recent.of_vault();
-        let (clock, pauses, opened) = (pauses.clone(), pauses.look().1, HashSet::new());
+        let (clock, (looked, pauses), opened) = (pauses.clone(), pauses.look(), HashSet::new());
         let (ends, standing) = watch::channel(Standing::Good);
         let inner = Inner {
             id,
@@ -146,6 +146,7 @@ impl Vault {
             sessions,
             clock,
             pauses,
+            looked,
             arrivals: arrivals.clone(),
             rights,
             standing: ends,
@@ -209,9 +210,11 @@ impl Vault {
         self.carry_out(inner, step, None)
     }
 
-    /// Whether its leases have work that another tick would do.
+    /// Whether its leases have work that another tick would do. The object that takes its place does that of one which
+    /// is used no more.
     pub fn has_work(&self) -> bool {
-        self.inner.lock().leases.has_work()
+        let inner = self.inner.lock();
+        inner.standing() == Standing::Good && inner.leases.has_work()
     }
 
     /// Who uses it now.

@@ -363,7 +363,8 @@ pub struct Put {
     around: Option<VaultId>,
     /// Whether [`VaultSlot::BeingPut`] was set by this put.
     has_slot: bool,
-    /// `None`: not begun yet, or finished.
+    /// `None`: not begun yet, or finished. Let go of with no slot locked: that removes its rows, and with etcd part by
+    /// part, while all who use the vault would wait.
     new: Option<Box<dyn NewAnchor>>,
     head: Head,
     /// The head of a host's copy, if the server's anchor was lost.
@@ -389,8 +390,7 @@ impl Put {
     /// # Errors
     /// [`Refused::Known`], [`Refused::NoAnchor`], [`Refused::NotGranted`], [`Refused::Policy`], [`Refused::Failed`].
     pub fn finish(mut self, caller: &Caller) -> Answer<Head> {
-        let Some(new) = self.new.take() else { return Err(Refused::NotNow) };
-        let table = new.table();
+        let Some(table) = self.new.as_ref().map(|new| new.table()) else { return Err(Refused::NotNow) };
         let anchor = Anchor::open(table.clone(), &self.id).map_err(|_| Refused::NoAnchor)?;
         let row = anchor.vault();
         let revision = row.revision;
@@ -409,41 +409,60 @@ impl Put {
         table.commit(&[self.head.change()])?;
         drop(table);
         self.vaults.may_put(caller, &self.id, self.around)?;
-        let state = self.vaults.state();
         if is_waited_for {
-            return self.reconcile(caller, new, revision);
+            return self.reconcile(caller, revision);
         }
         if let Some(refused) = forbidden {
             return Err(refused);
         }
+        if is_here || !self.install(caller)? {
+            // It takes as many files as the anchor that is looked at.
+            self.new = None;
+            self.compare(caller)?;
+        }
+        Ok(self.head)
+    }
+
+    /// Makes the new anchor that of its vault. False: another one has come meanwhile.
+    fn install(&mut self, caller: &Caller) -> Answer<bool> {
+        let slot = self.vaults.slot(&self.id);
+        let slot = slot.lock();
+        // No other process opens these anchors.
+        if self.vaults.anchors.has(&self.id)? {
+            return Ok(false);
+        }
+        if !self.has_slot && matches!(*slot, VaultSlot::BeingPut) {
+            return Err(Refused::NotNow);
+        }
+        // Two that come at once may lie in each other, or both be the last one for which there is room.
+        let _one = self.vaults.placing.lock();
+        self.vaults.may_lie(&self.id, self.around)?;
+        let state = self.vaults.state();
+        state.will_keep(&self.id, self.around.as_ref()).map_err(Lost)?;
+        self.new.take().map_or(Ok(()), |new| new.install())?;
+        state.note_kept(&caller.name, &self.id, self.around.as_ref()).map_err(Lost)?;
+        Ok(true)
+    }
+
+    /// Checks that the anchor that is here has the same rows.
+    fn compare(&self, caller: &Caller) -> Answer<()> {
         let slot = self.vaults.slot(&self.id);
         let slot = &mut *slot.lock();
-        // No other process opens these anchors.
+        // One that was here is gone meanwhile: these rows were not judged.
         if !self.vaults.anchors.has(&self.id)? {
-            // One that was here is gone meanwhile: these rows were not judged.
-            if is_here || (!self.has_slot && matches!(*slot, VaultSlot::BeingPut)) {
-                return Err(Refused::NotNow);
-            }
-            // Two that come at once may lie in each other, or both be the last one for which there is room.
-            let _one = self.vaults.placing.lock();
-            self.vaults.may_lie(&self.id, self.around)?;
-            state.will_keep(&self.id, self.around.as_ref()).map_err(Lost)?;
-            new.install()?;
-            state.note_kept(&caller.name, &self.id, self.around.as_ref()).map_err(Lost)?;
-            return Ok(self.head);
+            return Err(Refused::NotNow);
         }
-        // It takes as many files as the anchor that is looked at.
-        drop(new);
         if self.vaults.head_in(&self.id, slot)? != self.head {
             return Err(Refused::Known);
         }
         // An earlier end of the same put was in doubt.
+        let state = self.vaults.state();
         if !state.keeps(&self.id)? {
             let _one = self.vaults.placing.lock();
             self.vaults.may_lie(&self.id, self.around)?;
             state.note_kept_after_all(&caller.name, &self.id).map_err(Lost)?;
         }
-        Ok(self.head)
+        Ok(())
     }
 
     /// The vault, as its host uses it where it is put.
@@ -469,8 +488,8 @@ impl Put {
 
     /// Replaces the rows that came from the backup by these, unless the present rows are newer by now: then returns
     /// their head.
-    fn reconcile(&self, caller: &Caller, new: Box<dyn NewAnchor>, revision: Revision) -> Answer<Head> {
-        let vaults = &self.vaults;
+    fn reconcile(&mut self, caller: &Caller, revision: Revision) -> Answer<Head> {
+        let (vaults, new) = (&self.vaults, &mut self.new);
         // Others are closed for it, which must not wait for this one.
         let opened = vaults.vault_for(caller, &self.id)?;
         // Held until the replacement: of two hosts, the one with the older rows must not replace the newer ones.
@@ -485,7 +504,7 @@ impl Put {
         }
         let may_be = |_: &_| if vaults.waits_for(caller, &self.id) { Ok(()) } else { Err(Refused::NotNow) };
         let replace = || {
-            new.install()?;
+            new.take().map_or(Ok(()), |new| new.install())?;
             *slot = VaultSlot::Closed;
             Ok(())
         };

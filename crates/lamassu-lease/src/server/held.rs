@@ -12,7 +12,7 @@ pub(super) struct Lease {
     /// The mode that it was asked to keep; the outer `None`: it was not recalled, on the newest connection.
     pub recalled: Option<Option<Mode>>,
     /// Time of the first recall for a request that still waits, or has waited together with one that does; or when the
-    /// lease was last kept, if that was later. `None`: nobody waits for it.
+    /// lease was last kept, if that was later. Later by the time that does not count. `None`: nobody waits for it.
     pub asked: Option<Millis>,
     /// Its holder says that it keeps it on purpose.
     pub is_kept: bool,

@@ -218,6 +218,8 @@ fn a_holder_that_is_asked_has_a_term_from_the_end_of_a_pause() {
     let (mut server, a, b, grant) = contended();
     let end = 100 + term + 1;
     server.was_away(Millis(end));
+    // Its time counts once.
+    server.was_at_work(Millis(100), Millis(end));
     for now in [end, end + term - 1] {
         assert!(beats(&mut server, a, Millis(now)) && beats(&mut server, b, Millis(now)));
     }
@@ -430,8 +432,7 @@ fn a_deadline_goes_on_while_anybody_waits() {
     assert_eq!(server.call(b, Call::Leave, Millis(300)).replies, []);
     // It has a new connection, and has not asked again by that.
     let _ = resumes(&mut server, c, &[], Millis(400));
-    let _ = resumes(&mut server, a, &[grant], Millis(500));
-    assert!(is_recalled(&server.tick(Millis(600)), a), "who has a deadline is told");
+    assert!(is_recalled(&resumes(&mut server, a, &[grant], Millis(500)), a), "who has a deadline is told");
     assert!(beats(&mut server, a, Millis(term + 99)) && beats(&mut server, c, Millis(term + 99)));
     assert!(!beats(&mut server, a, Millis(term + 100)));
 }
@@ -510,7 +511,44 @@ fn a_message_that_waits_keeps_no_session_that_holds_on_or_is_out() {
     }
 }
 
-/// It may be the release: the vault was at work since before the deadline.
+/// Otherwise it would keep what others wait for as long as its connections break often enough.
+#[test]
+fn a_holder_is_recalled_when_it_has_held_for_long_enough_however_often_it_reconnects() {
+    let min_hold = Terms::DEFAULT.min_hold().0;
+    let (mut server, _) = Server::start(Terms::DEFAULT, Durable::default(), Millis(0));
+    let ((a, _), (b, _)) = (server.join(Millis(0)), server.join(Millis(0)));
+    let granted = acquire(&mut server, a, Mode::Exclusive, Millis(0));
+    let [(_, Reply::Granted { grant, .. })] = granted[..] else { panic!("{granted:?}") };
+    assert_eq!(acquire(&mut server, b, Mode::Exclusive, Millis(1)), []);
+    for now in 1..=min_hold {
+        let resumed = resumes(&mut server, a, &[grant], Millis(now));
+        assert_eq!(is_recalled(&resumed, a), now == min_hold, "{now}");
+    }
+}
+
+/// It may have to commit before it can release the vault, and the vault was at work. Only a host whose heartbeat is
+/// answered commits.
+#[test]
+fn a_holder_has_after_the_vaults_work_what_it_had_of_its_term_before() {
+    let term = Terms::DEFAULT.term();
+    let (mut server, a, b, grant) = contended();
+    assert!(beats(&mut server, a, Millis(200)) && beats(&mut server, b, Millis(200)));
+    let (since, now) = (Millis(250), Millis(500) + term);
+    for session in [a, b] {
+        server.has_arrived(session, since, now);
+    }
+    server.was_at_work(since, now);
+    let end = now.0 + term.0 - (250 - 100);
+    for now in [now.0, end - 1] {
+        assert!(beats(&mut server, a, Millis(now)) && beats(&mut server, b, Millis(now)), "{now}");
+    }
+    let mut releases = server.clone();
+    let step = releases.call(a, Call::Release { grant, keeps: None }, Millis(end - 1));
+    assert!(matches!(step.replies[..], [(to, Reply::Granted { takes_over: false, .. })] if to == b), "{step:?}");
+    assert!(!beats(&mut server, a, Millis(end)), "it has gained no more than the time of the work");
+}
+
+/// It may be the release, and is handled a moment after the deadline.
 #[test]
 fn a_holder_whose_message_has_waited_since_before_its_deadline_may_release_what_it_holds() {
     let term = Terms::DEFAULT.term();

@@ -4,8 +4,9 @@
 //! arrive at once, and a host that does not hang ends what it does within a tick. One host may hang, with the vault or
 //! without, and still sends heartbeats; one may keep the vault on purpose, and one may die; others may have no answer
 //! to a heartbeat, since their connections break before. A holder's connection may be cut: what is said by it is lost
-//! until the holder notices. One that waits may leave. The server may stand still for a term. Where it does, whoever
-//! changes something passes its lease only while its session is good: before that, it has to commit.
+//! until the holder notices. One that waits may leave. The server may stand still for a term, or the vault stall
+//! for one while messages wait. Where they do, whoever changes something passes its lease only while its session is
+//! good: before that, it has to commit.
 
 use crate::{as_newest, next_report};
 use lamassu_lease::client::{Client, Do, Op, Ticket};
@@ -43,6 +44,8 @@ enum Event {
     Die(usize),
     /// The server stands still for a term, and then notices that.
     Pause,
+    /// The vault stalls for a term: it is at work, and of each host a message waits meanwhile.
+    Stall,
 }
 
 /// A rule that is left out, or a part of one.
@@ -71,6 +74,10 @@ enum Without {
     Letting,
     /// After a pause nobody counts as silent, and whoever was asked for a lease has a term.
     Away,
+    /// R13: the time in which the vault stalls does not count.
+    Stall,
+    /// R13: but with its end the term of who was asked for a lease does not begin anew.
+    Rest,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -122,6 +129,7 @@ struct Left {
     keeps: u8,
     deaths: u8,
     pauses: u8,
+    stalls: u8,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -133,7 +141,8 @@ struct World {
     /// their host has made them.
     arrived: Vec<(usize, Call, bool)>,
     next_op: u64,
-    /// When a host last kept its lease, or the server stood still.
+    /// When a host last kept its lease, or the server stood still. This, and since when operations wait, is later by
+    /// the time in which the vault stalled since.
     kept: Millis,
     left: Left,
     wrong: Option<&'static str>,
@@ -296,6 +305,27 @@ impl World {
         self.beats(without);
     }
 
+    /// What hosts have sent meanwhile is handled afterwards. Of each a message came as soon as that began.
+    fn stall(&mut self, without: Without) {
+        let since = self.now;
+        let later = |moment: Millis| moment + Millis(TERM);
+        (self.now, self.kept) = (later(self.now), later(self.kept));
+        let waits = self.hosts.iter_mut().flat_map(|host| &mut host.waits);
+        waits.for_each(|(_, _, asked)| *asked = later(*asked));
+        for host in self.hosts.iter().filter(|host| !host.is_dead && !host.is_over) {
+            let session = host.client.session();
+            if self.server.overdue(self.now).any(|overdue| overdue == session) {
+                self.server.has_arrived(session, since, self.now);
+            }
+        }
+        match without {
+            Without::Stall => {}
+            Without::Rest => self.server.was_away(self.now),
+            _ => self.server.was_at_work(since, self.now),
+        }
+        self.beats(without);
+    }
+
     /// Each host sends a heartbeat, and then the server looks at the time.
     fn beats(&mut self, without: Without) {
         for at in 0..HOSTS {
@@ -358,7 +388,7 @@ impl Host {
 impl Progress {
     /// Whether a host can end what it does now: it commits first.
     fn may_end(&self, world: &World, host: &Host) -> bool {
-        self.left.pauses == 0 || host.client.is_good(world.now)
+        self.left.pauses + self.left.stalls == 0 || host.client.is_good(world.now)
     }
 }
 
@@ -429,6 +459,9 @@ impl Model for Progress {
         }
         if world.left.pauses > 0 {
             all.push(Event::Pause);
+        }
+        if world.left.stalls > 0 {
+            all.push(Event::Stall);
         }
         let is_done = |host: &Host| {
             let is_held_up = host.hangs || host.is_over || host.is_dead || host.is_keeping;
@@ -502,6 +535,10 @@ impl Model for Progress {
                 world.left.pauses -= 1;
                 world.pause(self.without);
             }
+            Event::Stall => {
+                world.left.stalls -= 1;
+                world.stall(self.without);
+            }
         }
         Some(world)
     }
@@ -543,23 +580,36 @@ impl Model for Progress {
     }
 }
 
-const NONE: Left =
-    Left { ticks: 0, wants: 0, hangs: 0, flickers: 0, cuts: 0, leaves: 0, reduces: 0, keeps: 0, deaths: 0, pauses: 0 };
+const NONE: Left = Left {
+    ticks: 0,
+    wants: 0,
+    hangs: 0,
+    flickers: 0,
+    cuts: 0,
+    leaves: 0,
+    reduces: 0,
+    keeps: 0,
+    deaths: 0,
+    pauses: 0,
+    stalls: 0,
+};
 const HOSTS_HANG: Left = Left { ticks: 5, wants: 4, hangs: 1, ..NONE };
 const SESSIONS_FLICKER: Left = Left { ticks: 5, wants: 3, flickers: 2, ..NONE };
 const WAITERS_FLICKER: Left = Left { ticks: 4, wants: 3, hangs: 1, flickers: 1, ..NONE };
 const KEEPERS_DIE: Left = Left { ticks: 6, wants: 2, keeps: 1, deaths: 1, ..NONE };
 const KEEPERS_HANG: Left = Left { ticks: 6, wants: 2, keeps: 1, hangs: 1, ..NONE };
 const SERVER_PAUSES: Left = Left { ticks: 5, wants: 3, hangs: 1, pauses: 1, ..NONE };
+const VAULT_STALLS: Left = Left { ticks: 5, wants: 3, hangs: 1, stalls: 3, ..NONE };
 const WAITERS_LEAVE: Left = Left { ticks: 5, wants: 3, hangs: 1, cuts: 1, leaves: 2, ..NONE };
 const READERS_REDUCE: Left = Left { ticks: 4, wants: 3, cuts: 1, reduces: 1, ..NONE };
-const RUNS: [Left; 8] = [
+const RUNS: [Left; 9] = [
     HOSTS_HANG,
     SESSIONS_FLICKER,
     WAITERS_FLICKER,
     KEEPERS_DIE,
     KEEPERS_HANG,
     SERVER_PAUSES,
+    VAULT_STALLS,
     WAITERS_LEAVE,
     READERS_REDUCE,
 ];
@@ -592,6 +642,8 @@ fn every_rule_of_progress_is_needed() {
         (Without::Dying, KEEPERS_DIE),
         (Without::Letting, KEEPERS_HANG),
         (Without::Away, SERVER_PAUSES),
+        (Without::Stall, VAULT_STALLS),
+        (Without::Rest, VAULT_STALLS),
     ];
     for (without, left) in rules {
         let model = Progress { without, left };

@@ -14,7 +14,7 @@
 use super::{Policy, Subject};
 use lamassu_anchor::row::FileRow;
 use lamassu_anchor::table::{Change, Space, Table};
-use lamassu_anchor::{AnchorError, ObjectId, Row, VaultRow, export};
+use lamassu_anchor::{AnchorError, ObjectId, ObjectKind, Row, VaultRow, export};
 use lamassu_format::{Digest, Profile};
 use lamassu_rpc::limits::{Forbidden, Limits};
 use std::collections::HashSet;
@@ -40,6 +40,20 @@ fn has_same_content(before: &FileRow, after: &FileRow) -> bool {
     (*size, *profile) == (before.size, before.profile) && is_known(root) && twin.as_ref().is_none_or(is_known)
 }
 
+/// The most by which one commit raises what a vault counts: so no host can use the numbers up for the others.
+const STEP_MAX: u64 = u32::MAX as u64;
+
+/// Whether a vault's row may come after another one. What it counts goes up. Otherwise numbers would be given twice;
+/// and a host with an older copy would pass for one with a newer.
+fn follows(before: &VaultRow, after: &VaultRow) -> bool {
+    let kept = |row: &VaultRow| (row.vault, row.suite, row.domain);
+    let counts = |row: &VaultRow| [row.revision.0, row.next_object.0, row.next_intent];
+    let may_go = |(before, after): (u64, u64)| after.checked_sub(before).is_some_and(|step| step <= STEP_MAX);
+    kept(after) == kept(before)
+        && after.revision > before.revision
+        && counts(before).into_iter().zip(counts(after)).all(may_go)
+}
+
 /// Judges changes of a table before they are made. They comply if any of `limits` allows them. `opened`: the files of
 /// forbidden profiles that were opened in this turn.
 ///
@@ -61,17 +75,23 @@ pub fn judge(
     if !changes.iter().all(is_row) {
         return Ok(Judged::Nonsense);
     }
+    let root = ObjectId::ROOT.0.to_be_bytes();
     for Change { space, key, value } in changes {
         match (space, value) {
             (Space::Vault, Some(row)) => {
                 let Ok(row) = VaultRow::decode(row) else { return Ok(Judged::Nonsense) };
-                if (row.vault, row.suite, row.domain) != (vault.vault, vault.suite, vault.domain) {
+                if !follows(vault, &row) {
                     return Ok(Judged::Nonsense);
                 }
             }
             (Space::Vault, None) => return Ok(Judged::Nonsense),
+            // Without its root no host can open the vault.
+            (Space::Objects, None) if *key == root => return Ok(Judged::Nonsense),
             (Space::Objects, Some(row)) => {
                 let Ok(row) = Row::decode(row) else { return Ok(Judged::Nonsense) };
+                if *key == root && row.kind() != ObjectKind::Dir {
+                    return Ok(Judged::Nonsense);
+                }
                 let Some(file) = row.file().filter(|_| !allows_all) else { continue };
                 let Some(forbidden) = forbidden(limits, file.profile) else { continue };
                 let before = table.get(Space::Objects, key)?.map(|bytes| Row::decode(&bytes)).transpose()?;

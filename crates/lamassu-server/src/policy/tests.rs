@@ -1,7 +1,7 @@
 use super::*;
 use lamassu_anchor::row::{Content, FileRow, Open, Row, Sealed};
 use lamassu_anchor::table::{Change, DiskTable, Space, Table};
-use lamassu_anchor::{Anchor, Digest, ObjectId, TokenKey, Window, Windows};
+use lamassu_anchor::{Anchor, Digest, ObjectId, Revision, TokenKey, Window, Windows};
 use lamassu_format::header::VaultId;
 use lamassu_format::{FileId, SessionTag};
 use std::collections::HashSet;
@@ -336,18 +336,34 @@ fn one_row_that_is_forbidden_is_enough_and_what_a_vault_keeps_for_good_is_kept()
     let changes = [change(9, &row(file(0, 1))), change(10, &row(file(NONE, 1))), change(11, &row(file(0, 1)))];
     assert!(matches!(lab.judged(&changes, &[]), Judged::Forbidden(_)));
     let vault = |row: VaultRow| Change { space: Space::Vault, key: b"vault".to_vec(), value: Some(row.encode()) };
-    assert_eq!(lab.judged(&[vault(lab.vault.clone())], &[]), Judged::Good(Vec::new()));
+    let next = VaultRow { revision: Revision(lab.vault.revision.0 + 1), ..lab.vault.clone() };
+    let (far, object) = (u64::from(u32::MAX) + 2, lab.vault.next_object.0);
+    for row in [next.clone(), VaultRow { next_object: ObjectId(object + 9), next_intent: 9, ..next.clone() }] {
+        assert_eq!(lab.judged(&[vault(row)], &[]), Judged::Good(Vec::new()));
+    }
+    let root = |value| Change { space: Space::Objects, key: ObjectId::ROOT.0.to_be_bytes().to_vec(), value };
     let removed = Change { space: Space::Vault, key: b"vault".to_vec(), value: None };
     let put = |space, len, value: &[u8]| Change { space, key: vec![0; len], value: Some(value.to_vec()) };
     let garbage = Change { space: Space::Objects, key: vec![0; 8], value: Some(vec![0xff; 9]) };
     for nonsense in [
-        vault(VaultRow { suite: Suite::Chacha, ..lab.vault.clone() }),
-        vault(VaultRow { domain: Domain::File, ..lab.vault.clone() }),
-        vault(VaultRow { vault: VaultId([6; 16]), ..lab.vault.clone() }),
-        vault(VaultRow { degree_log2: 5, ..lab.vault.clone() }),
+        vault(VaultRow { suite: Suite::Chacha, ..next.clone() }),
+        vault(VaultRow { domain: Domain::File, ..next.clone() }),
+        vault(VaultRow { vault: VaultId([6; 16]), ..next.clone() }),
+        vault(VaultRow { degree_log2: 5, ..next.clone() }),
+        // What it counts goes up, by not too much.
+        vault(lab.vault.clone()),
+        vault(VaultRow { revision: Revision(0), ..next.clone() }),
+        vault(VaultRow { revision: Revision(far + lab.vault.revision.0), ..next.clone() }),
+        vault(VaultRow { next_object: ObjectId(object - 1), ..next.clone() }),
+        vault(VaultRow { next_object: ObjectId(u64::MAX), ..next.clone() }),
+        vault(VaultRow { next_intent: 0, ..next.clone() }),
+        vault(VaultRow { next_intent: far, ..next.clone() }),
+        // A vault has a root, and that is a directory.
+        root(None),
+        root(Some(row(file(0, 1)).encode())),
         removed,
         garbage,
-        Change { key: vec![1], ..vault(lab.vault.clone()) },
+        Change { key: vec![1], ..vault(next.clone()) },
         put(Space::Objects, 7, &row(file(0, 1)).encode()),
         put(Space::Open, 5, &[]),
         put(Space::Open, 8, &[1]),

@@ -3,7 +3,7 @@
 use super::{LEASES, Misplaced, NUMBERS, RESTORED, RUNS_BEFORE, State};
 use crate::Result;
 use crate::audit::{Event, Why};
-use crate::writing::WriteTable;
+use crate::writing::{WriteTable, Writing};
 use lamassu_format::header::VaultId;
 use lamassu_lease::server::{Change, Durable};
 use lamassu_lease::{GrantNo, Object, SessionId};
@@ -29,8 +29,11 @@ pub(super) fn kept_row(around: Option<&VaultId>) -> &[u8] {
 /// The term that sessions were told, in ms, among the server's numbers.
 const TERM: &str = "term";
 
-/// Between the host's name and the use in the row of a session. No host's name contains it.
-const USE: char = '\0';
+/// Between the words in the row of a session. No host's name contains it.
+const NEXT: &str = "\0";
+
+/// The last word in the row of a session that is out.
+const OUT: &str = "out";
 
 /// How a session uses its vault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,6 +67,28 @@ pub struct Lasting {
     pub host: String,
     /// How it uses the vault. A session to write may not have its lease yet.
     pub used: Use,
+    /// While it lasted, its host had no right to the vault. It has ended with that, although its host may not know.
+    pub is_out: bool,
+}
+
+impl Lasting {
+    fn row(&self) -> Vec<u8> {
+        let mut words = vec![&*self.host, self.used.word()];
+        words.extend(self.is_out.then_some(OUT));
+        words.join(NEXT).into_bytes()
+    }
+
+    /// `None`: this is no such row.
+    fn of(session: u64, row: &[u8]) -> Option<Lasting> {
+        let mut words = std::str::from_utf8(row).ok()?.split(NEXT);
+        let (host, used) = (words.next()?.to_owned(), Use::of(words.next()?)?);
+        let is_out = match words.next() {
+            None => false,
+            Some(OUT) => true,
+            Some(_) => return None,
+        };
+        Some(Lasting { session: SessionId(session), host, used, is_out })
+    }
 }
 
 impl State {
@@ -100,10 +125,7 @@ impl State {
                 RUNS => durable.runs = word(0)?,
                 SESSION => {
                     durable.sessions.insert(SessionId(number));
-                    let said = String::from_utf8(value).map_err(|_| damaged())?;
-                    let (host, used) = said.split_once(USE).ok_or_else(damaged)?;
-                    let (host, used) = (host.to_owned(), Use::of(used).ok_or_else(damaged)?);
-                    sessions.push(Lasting { session: SessionId(number), host, used });
+                    sessions.push(Lasting::of(number, &value).ok_or_else(damaged)?);
                 }
                 EXCLUSIVE => {
                     durable.exclusive.insert(Object(number), (SessionId(word(0)?), GrantNo(word(1)?)));
@@ -114,6 +136,35 @@ impl State {
             }
         }
         Ok((durable, sessions))
+    }
+
+    /// The sessions of a vault that are out.
+    ///
+    /// # Errors
+    /// [`ServerError::Database`], [`ServerError::Damaged`].
+    pub fn turned_out(&self, vault: &VaultId) -> Result<BTreeSet<SessionId>> {
+        Ok(self.leases(vault)?.1.into_iter().filter(|one| one.is_out).map(|one| one.session).collect())
+    }
+
+    /// Marks the sessions of a host in the vaults that it may not use. In the step that takes the right away: whether
+    /// it is given back before a vault looks says nothing.
+    pub(super) fn turn_out(
+        write: &Writing<'_>,
+        host: &str,
+        may_use: impl Fn(&VaultId) -> bool,
+    ) -> std::result::Result<(), redb::Error> {
+        let mut leases = write.open_table(LEASES)?;
+        let mut out = Vec::new();
+        for row in leases.iter()? {
+            let (key, value) = row?;
+            let Some((vault, SESSION, session)) = parse_key(key.value()) else { continue };
+            let its = Lasting::of(session, value.value()).filter(|one| one.host == host && !one.is_out);
+            out.extend(its.filter(|_| !may_use(&vault)).map(|one| (vault, Lasting { is_out: true, ..one })));
+        }
+        for (vault, one) in out {
+            leases.insert(&lease_key(&vault, SESSION, one.session.0)[..], &one.row()[..])?;
+        }
+        Ok(())
     }
 
     /// The term that sessions count on from now on, ms: the configured one, or a longer one that sessions were told of
@@ -384,7 +435,7 @@ impl State {
                     Change::Run(runs) => (RUNS, 0, Some(runs.to_le_bytes().to_vec())),
                     Change::Began(session) => {
                         let (host, used) = host_of(session);
-                        (SESSION, session.0, Some(format!("{host}{USE}{}", used.word()).into_bytes()))
+                        (SESSION, session.0, Some(Lasting { session, host, used, is_out: false }.row()))
                     }
                     Change::Ended(session) => (SESSION, session.0, None),
                     Change::Exclusive(object, session, grant) => {
@@ -434,9 +485,9 @@ fn end_sessions(
             continue;
         }
         if let (SESSION, Ok(number)) = (*kind, number.try_into()) {
-            let host = value.value().split(|byte| *byte == USE as u8).next().unwrap_or_default();
-            let (host, vault) = (String::from_utf8_lossy(host).into_owned(), vault.to_string());
-            let (session, against) = (u64::from_be_bytes(number), None);
+            let session = u64::from_be_bytes(number);
+            let host = Lasting::of(session, value.value()).map(|one| one.host).unwrap_or_default();
+            let (vault, against) = (vault.to_string(), None);
             events.push(Event::SessionEnded { host, vault, session, why, against });
         }
         gone.push(key.value().to_vec());
@@ -448,4 +499,10 @@ fn end_sessions(
 /// The key of a row: the vault, the kind, and the number of the session or object.
 pub(super) fn lease_key(vault: &VaultId, kind: u8, number: u64) -> Vec<u8> {
     [&vault.0[..], &[kind], &number.to_be_bytes()].concat()
+}
+
+fn parse_key(key: &[u8]) -> Option<(VaultId, u8, u64)> {
+    let (vault, of_vault) = key.split_first_chunk()?;
+    let (kind, number) = of_vault.split_first()?;
+    Some((VaultId(*vault), *kind, u64::from_be_bytes(number.try_into().ok()?)))
 }

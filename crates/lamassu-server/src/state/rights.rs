@@ -111,6 +111,7 @@ mod tests {
     use crate::audit::{Event, Why};
     use crate::state::Pending;
     use crate::state::leases::Use;
+    use lamassu_lease::SessionId;
     use lamassu_lease::server::Change;
 
     const VAULT: VaultId = VaultId([1; 16]);
@@ -149,6 +150,53 @@ mod tests {
         assert_eq!(may(&state), [true, false, false], "its anchor is no longer here");
         state.revoke("h").expect("revokes");
         assert_eq!(may(&state), [false; 3]);
+    }
+
+    /// Also after the state was opened again, and for a host that joins under its name.
+    #[test]
+    fn a_right_that_is_given_back_gives_no_session_back() {
+        const OTHER: VaultId = VaultId([4; 16]);
+        const ALL: [VaultId; 4] = [VAULT, INNER, INMOST, OTHER];
+        let (dir, state) = state();
+        state.note_kept("h", &INNER, Some(&VAULT)).expect("writes");
+        state.note_kept("h", &INMOST, Some(&INNER)).expect("writes");
+        let grant = |vault: VaultId, may| state.grant("h", &vault.to_string(), may).expect("writes");
+        let begin = |state: &State, number, host: &str| {
+            for vault in ALL {
+                let began = [Change::Began(SessionId(number))];
+                state
+                    .change_leases(&vault, &began, |_| (host.to_owned(), Use::ByTurns), |_| (Why::Left, None))
+                    .expect("writes");
+            }
+        };
+        let out =
+            |state: &State| ALL.map(|vault| state.turned_out(&vault).expect("reads").into_iter().collect::<Vec<_>>());
+        let [first, second] = [1, 2].map(SessionId);
+        [VAULT, INNER, OTHER].into_iter().for_each(|vault| grant(vault, true));
+        begin(&state, 1, "h");
+        begin(&state, 9, "i");
+        grant(VAULT, false);
+        grant(VAULT, true);
+        assert_eq!(out(&state), [vec![first], vec![], vec![], vec![]], "the others are granted otherwise");
+        grant(INNER, false);
+        assert_eq!(out(&state), [vec![first], vec![], vec![], vec![]], "it has the vault around it");
+        begin(&state, 2, "h");
+        grant(VAULT, false);
+        grant(VAULT, true);
+        let both = vec![first, second];
+        let is_out = [both.clone(), both.clone(), both.clone(), vec![]];
+        assert_eq!(out(&state), is_out);
+        drop(state);
+        let state = State::open(dir.path()).expect("opens");
+        assert_eq!(out(&state), is_out);
+        state.revoke("h").expect("revokes");
+        let pending = Pending { host: "h".into(), until: u64::MAX, vaults: ALL.map(|vault| vault.to_string()).into() };
+        state.put_token(b"u", &pending, 0).expect("writes");
+        state.use_token(b"u", 0, b"other key").expect("writes").expect("joins");
+        begin(&state, 3, "h");
+        assert_eq!(out(&state), [(); 4].map(|()| both.clone()));
+        let (_, sessions) = state.leases(&OTHER).expect("reads");
+        assert!(sessions.iter().all(|one| one.used == Use::ByTurns) && sessions.len() == 4);
     }
 
     /// Whoever has heard of the id could else put another anchor in the place of what is retired, or keep its owner

@@ -1,7 +1,6 @@
 use super::*;
 use crate::audit::{Kept, Why};
 use crate::state::leases::{Lasting, Use};
-use lamassu_format::header::VaultId;
 use lamassu_lease::server::{Change, Durable};
 use lamassu_lease::{GrantNo, Object, SessionId};
 
@@ -34,7 +33,8 @@ fn leases_come_back() {
     let state = State::make(dir.path()).expect("opens");
     let mut expected = Durable::default();
     changes.iter().for_each(|change| expected.apply(change));
-    let session = |number, used| Lasting { session: SessionId(number), host: format!("host{number}"), used };
+    let session =
+        |number, used| Lasting { session: SessionId(number), host: format!("host{number}"), used, is_out: false };
     let sessions = vec![session(5, Use::Writes), session(7, Use::ByTurns), session(8, Use::Writes)];
     assert_eq!(state.leases(&vault).expect("reads"), (expected, sessions));
 }

@@ -1,6 +1,6 @@
 //! What a vault has under its lock.
 
-use super::{Told, VAULT};
+use super::{TICK, Told, VAULT};
 use crate::arrivals::Arrivals;
 use crate::bounds::{Attends, SessionLocks};
 use crate::pauses::Pauses;
@@ -19,6 +19,10 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use tokio::sync::mpsc::Sender;
 use tokio::sync::watch;
+
+/// ms. Each tick that finds a vault free looks at its time. So one whose time was not looked at for longer than this
+/// was at work. Shorter work counts as the time of those who wait for it.
+const AT_WORK: u64 = 5 * TICK.as_millis() as u64;
 
 /// Whether a vault object is used, or why not any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,6 +60,8 @@ pub struct Inner {
     /// The time, and how many pauses its leases know of.
     pub(super) clock: Arc<Pauses>,
     pub(super) pauses: u64,
+    /// When the time was last looked at.
+    pub(super) looked: Millis,
     /// What its sessions have sent and waits.
     pub(super) arrivals: Arrivals,
     /// Whether hosts have changed since their rights were looked at.
@@ -158,6 +164,8 @@ impl Inner {
     /// pause, and before messages that have waited longer.
     pub(super) fn now(&mut self) -> Millis {
         let (now, pauses) = self.clock.look();
+        let looked = std::mem::replace(&mut self.looked, now);
+        let worked_since = (now.0.saturating_sub(looked.0) > AT_WORK).then_some(looked);
         if pauses != self.pauses {
             // Messages that hosts sent during the pause are still unread, so all count as heard of now, as after a
             // restart.
@@ -167,8 +175,13 @@ impl Inner {
         for session in self.leases.overdue(now).collect::<Vec<_>>() {
             let Some(one) = self.sessions.get(&session) else { continue };
             if let Some(arrived) = self.arrivals.first(self.id, &one.host, session) {
+                // From the beginning of the work on nobody could release anything.
+                let arrived = worked_since.map_or(arrived, |since| arrived.min(since));
                 self.leases.has_arrived(session, arrived, now);
             }
+        }
+        if let Some(since) = worked_since {
+            self.leases.was_at_work(since, now);
         }
         now
     }

@@ -38,8 +38,8 @@ impl Vault {
         }
     }
 
-    /// Ignores the sessions of hosts that may no longer use the vault, from now on. Their leases are granted to others
-    /// when the hosts have certainly stopped.
+    /// Ignores the sessions of hosts that may no longer use the vault, or could not in between, from now on. Their
+    /// leases are granted to others when the hosts have certainly stopped.
     ///
     /// # Errors
     /// [`Lost`].
@@ -50,8 +50,10 @@ impl Vault {
         }
         // First: what changes meanwhile is looked at again.
         inner.rights.mark_unchanged();
-        let is_in = |host: &str| self.state.host_may_use(host, &self.id);
-        let out = inner.sessions.iter().filter(|(_, one)| !one.is_out && !is_in(&one.host));
+        let marked = self.state.turned_out(&self.id).map_err(Lost)?;
+        // One that has begun while the right was taken away may not be marked.
+        let is_in = |session, host: &str| !marked.contains(session) && self.state.host_may_use(host, &self.id);
+        let out = inner.sessions.iter().filter(|(session, one)| !one.is_out && !is_in(session, &one.host));
         let out: Vec<_> = out.map(|(session, _)| *session).collect();
         for session in out {
             let now = inner.now();
@@ -70,9 +72,9 @@ mod tests {
     use super::*;
     use crate::state::leases::Use;
     use crate::vault::REPLIES_MAX;
-    use crate::vault::tests::{ID, begin, begin_to, common, ends, open, report, row, table};
+    use crate::vault::tests::{ID, begin, begin_to, common, ends, joined_as, open, report, row, table};
     use lamassu_anchor::head::Head;
-    use lamassu_lease::{Reply, SessionId};
+    use lamassu_lease::{Call, Reply, SessionId};
     use tokio::sync::mpsc::channel;
 
     /// A grant that ends while the call waits ends no session of a vault that is not open then.
@@ -112,6 +114,39 @@ mod tests {
         assert!(matches!(commit(), Err(Refused::Ended)) && matches!(rows(), Err(Refused::Ended)));
         assert_eq!(vault.head(), head);
         assert!(vault.inner.lock().leases.is_alive(line.session), "others get its lease when it has stopped");
+    }
+
+    /// No look comes too late for that, whether the vault was at work or not even open.
+    #[test]
+    fn who_has_lost_its_right_and_got_it_back_before_anybody_looked_has_lost_its_sessions() {
+        for is_open in [true, false] {
+            for is_revoked in [true, false] {
+                let dir = tempfile::tempdir().unwrap();
+                let (common, caller) = common(dir.path());
+                let before = open(table(), &common);
+                let (line, _told) = begin(&before, &caller);
+                let again = if is_revoked {
+                    common.state.revoke("one").unwrap();
+                    joined_as("one", b"another key", &common.state)
+                } else {
+                    for may in [false, true] {
+                        common.state.grant("one", &ID.to_string(), may).unwrap();
+                    }
+                    caller
+                };
+                let vault = if is_open { before } else { open(table(), &common) };
+                let (next, _told) = begin(&vault, &again);
+                let (replies, mut told) = channel(REPLIES_MAX);
+                let resumed = vault.resumes(&again, line.session, report(1, &[]), replies);
+                // One that was not open does not know what the session has, and waits until it has certainly ended.
+                let has_ended = match is_open {
+                    true => matches!(resumed, Err(Refused::Ended)),
+                    false => told.try_recv().is_ok_and(|(reply, _)| reply == Reply::Ended),
+                };
+                assert!(has_ended, "{is_open} {is_revoked}");
+                assert!(vault.call(next, Call::Heartbeat { beat: 1 }).is_ok(), "{is_open} {is_revoked}");
+            }
+        }
     }
 
     /// Whoever took the right away found no session to end.

@@ -1,3 +1,5 @@
+mod locks;
+
 use super::*;
 use crate::audit::Event;
 use crate::bounds::{Bounds, LOCKS_OF_HOST};
@@ -32,7 +34,11 @@ fn admitted(state: &State) -> Caller {
 }
 
 fn admitted_as(name: &str, state: &State) -> Caller {
-    let caller = Caller { name: name.into(), key: Arc::from([b"key of ", name.as_bytes()].concat()) };
+    joined_as(name, &[b"key of ", name.as_bytes()].concat(), state)
+}
+
+pub(crate) fn joined_as(name: &str, key: &[u8], state: &State) -> Caller {
+    let caller = Caller { name: name.into(), key: key.into() };
     let (vaults, token) = (BTreeSet::from([ID.to_string()]), [b"token of ", name.as_bytes()].concat());
     state.put_token(&token, &Pending { host: name.into(), until: unix_now() + 100, vaults }, 0).unwrap();
     assert!(state.use_token(&token, unix_now(), &caller.key).unwrap().is_ok());
@@ -354,118 +360,37 @@ fn a_session_whose_message_waits_for_the_vault_does_not_end() {
     }
 }
 
-/// One of the two lies, and the server cannot know which.
+/// What the vault was at work with may be a commit of the holder, who has to commit more before it can release it.
 #[test]
-fn whose_report_contradicts_anothers_ends_and_both_are_in_the_log() {
-    let dir = tempfile::tempdir().unwrap();
-    let (common, one) = common(dir.path());
-    let two = admitted_as("two", &common.state);
-    let sessions = {
-        let before = open(table(), &common);
-        [&one, &two].map(|caller| begin(&before, caller).0.session)
-    };
-    let vault = open(table(), &common);
-    let locks = vec![Lock { key: KEY, range: Range::ALL, mode: Mode::Exclusive, pid: 1 }];
-    for (caller, session) in [&one, &two].into_iter().zip(sessions) {
-        let (held, kept, taken_over) = (Vec::new(), Vec::new(), Vec::new());
-        let report = Call::Resume { number: 1, held, kept, taken_over, locks: locks.clone() };
-        assert!(vault.resumes(caller, session, report, channel(REPLIES_MAX).0).is_ok());
-    }
-    let ended = common.state.audit(0, 100).unwrap().entries.pop().expect("has entries").entry;
-    for part in ["session-ended", "\"host\":\"two\"", "\"why\":\"misreported\"", "\"against\":\"one\""] {
-        assert!(ended.contains(part), "{ended}");
-    }
-}
-
-/// What is asked for before all have reported their locks waits, whatever it is.
-#[test]
-fn a_host_has_no_more_requests_that_wait_for_reports_than_it_may() {
-    let dir = tempfile::tempdir().unwrap();
-    let (common, caller) = common(dir.path());
-    let sessions = {
-        let before = open(table(), &common);
-        [begin(&before, &caller).0.session, begin(&before, &caller).0.session]
-    };
-    let vault = open(table(), &common);
-    let (replies, mut told) = channel(REPLIES_MAX);
-    let resumed = vault.resumes(&caller, sessions[0], report(1, &[]), replies);
-    let line = resumed.unwrap_or_else(|_| panic!("it lasts")).line;
-    let mut elsewhere = common.bounds.locks.of_session("one");
-    elsewhere.set(LOCKS_OF_HOST - 1);
-    let test = Lock { key: KEY, range: Range::ALL, mode: Mode::Exclusive, pid: 1 };
-    let calls = [
-        Call::TestLock { request: RequestNo(1), lock: test },
-        Call::Unlock { request: RequestNo(2), key: KEY, range: Range::ALL },
-        Call::CancelLock { request: RequestNo(1) },
-        Call::TestLock { request: RequestNo(3), lock: test },
-    ];
-    for call in calls {
-        assert!(vault.call(line, call).is_ok());
-        assert_eq!(vault.inner.lock().leases.locks_of(line.session), 1, "the first one waits");
-    }
-    let mut answers = || -> Vec<_> {
-        let replies = std::iter::from_fn(|| told.try_recv().ok());
-        let of_locks = replies.filter_map(|(reply, _)| match reply {
-            Reply::Lock { request, answer } => Some((request.0, answer)),
-            _ => None,
-        });
-        of_locks.collect()
-    };
-    assert_eq!(answers(), [(3, LockAnswer::TooMany)], "whoever unlocks is not refused, and will report");
-    assert!(vault.resumes(&caller, sessions[1], report(1, &[]), channel(REPLIES_MAX).0).is_ok());
-    assert_eq!(answers(), [(1, LockAnswer::Done)]);
-}
-
-/// It may have them in any number of vaults, and by any number of sessions.
-#[test]
-fn a_host_has_no_more_locks_in_all_vaults_than_it_may() {
+fn a_holder_whose_deadline_passes_while_the_vault_is_at_work_commits_and_releases_it_then() {
+    let (terms, mode) = (Terms::DEFAULT, Mode::Exclusive);
     let dir = tempfile::tempdir().unwrap();
     let (common, caller) = common(dir.path());
     let vault = open(table(), &common);
-    let (line, mut told) = begin(&vault, &caller);
-    let mut elsewhere = common.bounds.locks.of_session("one");
-    let mut answer = |call: Call| {
-        assert!(vault.call(line, call).is_ok());
-        match told.try_recv() {
-            Ok((Reply::Lock { answer, .. }, _)) => answer,
-            other => panic!("{other:?}"),
-        }
-    };
-    elsewhere.set(LOCKS_OF_HOST - 1);
-    assert_eq!(answer(lock(1)), LockAnswer::Done, "the last one");
-    assert_eq!(answer(lock(2)), LockAnswer::TooMany);
-    assert_eq!(answer(Call::Unlock { request: RequestNo(3), key: KEY, range: Range::ALL }), LockAnswer::Done);
-    assert_eq!(answer(lock(4)), LockAnswer::Done, "there is room again");
-    // Nor does it get more by unlocking a part, which makes two ranges of one.
-    elsewhere.set(LOCKS_OF_HOST);
-    let unlock = |byte| Call::Unlock { request: RequestNo(5), key: KEY, range: Range::new(byte, byte).unwrap() };
-    let count = |vault: &Vault| vault.inner.lock().leases.locks_of(line.session);
-    assert_eq!((answer(unlock(7)), count(&vault)), (LockAnswer::TooMany, 1));
-    assert_eq!((answer(unlock(0)), count(&vault)), (LockAnswer::Done, 1), "it is one range yet");
-    // Nor does it get more by a report.
-    let count = || vault.inner.lock().leases.locks_of(line.session) as u64;
-    let reports = |number, locks: u64| {
-        let one =
-            |at: u64| Lock { key: KEY, range: Range::new(2 * at, 2 * at).unwrap(), mode: Mode::Exclusive, pid: 1 };
-        let (held, kept, taken_over) = (Vec::new(), Vec::new(), Vec::new());
-        Call::Resume { number, held, kept, taken_over, locks: (0..locks).map(one).collect() }
-    };
-    // It is the first message of a connection, and no other one.
-    assert!(matches!(vault.call(line, reports(1, 8000)), Err(Refused::Nonsense)));
-    assert_eq!(count(), 1);
-    let resumes = |number, locks| {
-        assert!(vault.resumes(&caller, line.session, reports(number, locks), channel(REPLIES_MAX).0).is_ok());
-        count()
-    };
-    elsewhere.set(0);
-    assert_eq!(resumes(2, 8000), 8000);
-    elsewhere.set(LOCKS_OF_HOST);
-    assert_eq!(resumes(3, 8000), 8000, "those it has");
-    elsewhere.set(2 * LOCKS_OF_HOST);
-    assert_eq!(resumes(4, 8000), 8000, "it has them: an unlock may have made more");
-    assert_eq!(resumes(5, 8100), 0, "it cannot have more: the session ends");
-    assert!(!vault.inner.lock().leases.is_alive(line.session));
-    assert_eq!(ends(&common), ["misreported"]);
+    let ((holder, mut told), (other, mut heard)) = (begin(&vault, &caller), begin(&vault, &caller));
+    let acquire = |number| Call::Acquire { request: RequestNo(number), object: VAULT, mode };
+    assert!(vault.call(holder, acquire(1)).is_ok());
+    let Ok((Reply::Granted { grant, .. }, head)) = told.try_recv() else { panic!("nobody else has it") };
+    // The other one has asked for it long ago, and then the work began.
+    let (durable, long_ago) = (common.state.leases(&ID).unwrap().0, Millis(now().0.saturating_sub(3_600_000)));
+    let mut leases = Server::start_again(terms, durable, 100, long_ago);
+    for (line, held) in [(holder, &[grant][..]), (other, &[])] {
+        let _ = leases.call(line.session, report(1, held), long_ago);
+    }
+    let asked = long_ago + terms.min_hold();
+    let recalled = leases.call(other.session, acquire(1), asked).replies;
+    assert!(matches!(recalled[..], [(to, Reply::Recall { .. })] if to == holder.session), "{recalled:?}");
+    {
+        let inner = &mut *vault.inner.lock();
+        (inner.leases, inner.looked) = (leases, asked);
+    }
+    let _arrived = [holder, other].map(|line| common.arrivals.one(ID, &caller.name, line.session));
+    assert!(vault.call(holder, Call::Heartbeat { beat: 1 }).is_ok());
+    assert_eq!(told.try_recv().map(|(reply, _)| reply), Ok(Reply::Alive { beat: 1 }));
+    let head = vault.commit(&caller, (holder.session, grant.number), head, &[row(1)]).unwrap();
+    assert!(vault.call(holder, Call::Release { grant, keeps: None }).is_ok());
+    let granted = heard.try_recv();
+    assert!(matches!(granted, Ok((Reply::Granted { takes_over: false, .. }, its)) if its == head), "{granted:?}");
 }
 
 /// Why sessions have ended, as the audit log says.

@@ -1,3 +1,5 @@
+mod puts;
+
 use super::opening::{OPEN_MANY, close};
 use super::*;
 use crate::ServerError;
@@ -348,30 +350,6 @@ fn rows(vaults: &Vaults, id: &VaultId) -> Vec<Change> {
     rows
 }
 
-/// Who may use two vaults could else put each into the other. Nothing would bound the datasets in them.
-#[test]
-fn a_vault_is_not_put_into_its_own_dataset() {
-    let dir = tempfile::tempdir().unwrap();
-    let (vaults, caller) = vaults(dir.path());
-    let (vaults, [one, two, _]) = (Arc::new(vaults), VAULTS);
-    let of = [one, two].map(|id| rows(&vaults, &id));
-    let begin = |id, around| vaults.begin_put(&caller, &id, None, Some(around)).unwrap_or_else(|_| panic!("begins"));
-    // Both begin while nothing lies in anything.
-    let (mut first, mut second) = (begin(one, two), begin(two, one));
-    for (put, rows) in [(&mut first, &of[0]), (&mut second, &of[1])] {
-        put.take(rows).unwrap_or_else(|_| panic!("takes"));
-    }
-    vaults.forget(&one).unwrap_or_else(|_| panic!("retires"));
-    first.finish(&caller).unwrap_or_else(|_| panic!("puts"));
-    assert_eq!(vaults.state().around(&one), Some(two));
-    vaults.forget(&two).unwrap_or_else(|_| panic!("retires"));
-    assert!(matches!(second.finish(&caller), Err(Refused::NotGranted)));
-    assert!(matches!(vaults.begin_put(&caller, &two, None, Some(one)), Err(Refused::NotGranted)));
-    assert_eq!(vaults.state().around(&two), None);
-    let mut alone = vaults.begin_put(&caller, &two, None, None).unwrap_or_else(|_| panic!("begins"));
-    assert!(alone.take(&of[1]).is_ok() && alone.finish(&caller).is_ok());
-}
-
 /// Each takes files of the process, also while nobody is connected: a host could else take all of them.
 #[test]
 fn a_host_has_sessions_in_so_many_vaults_and_leaves_others_theirs() {
@@ -480,55 +458,6 @@ fn while_a_vault_is_closed_its_slot_is_free_and_nobody_opens_it() {
     std::fs::rename(&elsewhere, &file).unwrap();
     drop(closing);
     assert!(vaults.vault(&VAULTS[0]).is_ok());
-}
-
-/// It may have grants of very many, and put what it knows of each. Each that is open takes files and memory.
-#[test]
-fn who_puts_what_is_here_opens_no_vault_for_that() {
-    let dir = tempfile::tempdir().unwrap();
-    let (vaults, caller) = vaults(dir.path());
-    let vaults = Arc::new(Vaults { unused: UNUSED, room: Room::of(1), ..vaults });
-    let of: HashMap<_, _> = VAULTS.map(|id| (id, rows(&vaults, &id))).into();
-    VAULTS.iter().for_each(|id| vaults.close_unused(id));
-    let head = Head([0; 32]).after(&of[&VAULTS[1]]);
-    DiskTable::open(&anchor(dir.path(), &VAULTS[1])).unwrap().commit(&[head.change()]).unwrap();
-    let _attended = attend(&vaults, &caller, &VAULTS[0]);
-    for (id, is_known) in [(VAULTS[1], false), (VAULTS[2], true)] {
-        let mut put = vaults.begin_put(&caller, &id, None, None).unwrap_or_else(|_| panic!("begins"));
-        assert!(put.take(&of[&id]).is_ok());
-        let done = put.finish(&caller);
-        assert!(if is_known { matches!(done, Err(Refused::Known)) } else { done.is_ok_and(|its| its == head) });
-        assert_eq!(open(&vaults), [VAULTS[0]]);
-    }
-    // One that is open is asked itself.
-    let mut put = vaults.begin_put(&caller, &VAULTS[0], None, None).unwrap_or_else(|_| panic!("begins"));
-    assert!(put.take(&of[&VAULTS[0]]).is_ok() && matches!(put.finish(&caller), Err(Refused::Known)));
-}
-
-/// Nor does one that has newer rows of a vault that was restored, if there is no room.
-#[test]
-fn a_vault_that_was_restored_is_opened_for_a_host_only_if_there_is_room() {
-    let dir = tempfile::tempdir().unwrap();
-    let (vaults, caller) = vaults(dir.path());
-    let (rows, copied) = (rows(&vaults, &VAULTS[1]), vaults.state().copied().unwrap());
-    vaults.close_unused(&VAULTS[1]);
-    let other = tempfile::tempdir().unwrap();
-    State::make(other.path()).unwrap().fill(&copied, &[VAULTS[1]]).unwrap();
-    let state = Arc::new(State::open(other.path()).unwrap());
-    let vaults = Vaults { common: Common { state, ..vaults.common.clone() }, unused: UNUSED, ..vaults };
-    let vaults = Arc::new(Vaults { room: Room::of(1), ..vaults });
-    let (vault, begun) = attend(&vaults, &caller, &VAULTS[0]);
-    let puts = || {
-        let put = vaults.begin_put(&caller, &VAULTS[1], Some(Head([9; 32])), None);
-        let mut put = put.unwrap_or_else(|_| panic!("begins"));
-        assert!(put.take(&rows).is_ok());
-        put.finish(&caller)
-    };
-    assert!(matches!(puts(), Err(Refused::TooMuch(_))));
-    assert_eq!(open(&vaults), [VAULTS[0]]);
-    assert!(vault.call(begun.line, Call::Leave).is_ok());
-    drop(vault);
-    assert!(puts().is_ok_and(|head| head == Head([9; 32])), "another one gives way");
 }
 
 /// Whatever a host has a vault do: it is to be out at once.

@@ -1,6 +1,6 @@
 //! Servers over etcd: three members, and replicas of which one leads.
 
-use crate::common::raw::{Attended, Calls, begin, channel, channel_by, commit, id_of};
+use crate::common::raw::{Attended, Calls, begin, channel, channel_by, commit, id_of, silent_channel};
 use crate::common::*;
 use crate::policy::{Liar, NO_PLAIN, may_be_plain, reload};
 use crate::replays::one_row;
@@ -25,6 +25,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::runtime::Runtime;
 use tonic::Code;
+use tonic::transport::Channel;
 
 /// Whether etcd can be started here. `make setup` does not install it where a systemd would start it at once.
 fn is_there() -> bool {
@@ -623,13 +624,15 @@ fn move_replica(lab: &Lab) -> u16 {
     port
 }
 
-/// What a server refuses of a host's: a commit that another server has made, and whatever a session says of which it
-/// has not heard.
-async fn refusals(calls: &Calls, made: &proto::CommitRequest, unheard: &proto::Of) -> [Code; 5] {
+/// What a server refuses of a host's: whatever a connection asks that does not say which versions of the protocol it
+/// speaks, a commit that another server has made, and whatever a session says of which it has not heard.
+async fn refusals((silent, calls): (&Channel, &Calls), made: &proto::CommitRequest, unheard: &proto::Of) -> [Code; 6] {
     let of_unheard = proto::CommitRequest { of: Some(unheard.clone()), ..made.clone() };
     let rows = RowsRequest { vault: unheard.vault.clone(), session: unheard.session, since: Vec::new() };
     let [mut reads, mut gives_up] = [(); 2].map(|()| AnchorsClient::new(calls.clone()));
-    let (repeated, committed, read, given_up, resumed) = tokio::join!(
+    let mut says_nothing = AnchorsClient::new(silent.clone());
+    let (unspoken, repeated, committed, read, given_up, resumed) = tokio::join!(
+        says_nothing.commit(made.clone()),
         commit(calls, made),
         commit(calls, &of_unheard),
         reads.rows(rows),
@@ -638,7 +641,7 @@ async fn refusals(calls: &Calls, made: &proto::CommitRequest, unheard: &proto::O
     );
     let [repeated, committed] = [repeated, committed].map(|done| done.unwrap_err());
     let (read, given_up) = (read.unwrap_err().code(), given_up.unwrap_err().code());
-    [repeated, committed, read, given_up, resumed.map(drop).unwrap_err().code()]
+    [unspoken.unwrap_err().code(), repeated, committed, read, given_up, resumed.map(drop).unwrap_err().code()]
 }
 
 /// A leader does not know at once that another one leads. The host whose commit that one has made, and which has not
@@ -670,6 +673,10 @@ fn a_leader_that_does_not_know_that_it_leads_no_more_refuses_nothing() {
         let head = commit(&former, &one_row((&of_a.of, &granted), &granted.head, 1)).await.unwrap();
         let of = of_a.of.clone();
         drop(of_a);
+        // Connected before: the process ends when it has learned that it leads no more.
+        let silent = silent_channel(&lab, "a");
+        let refused = AnchorsClient::new(silent.clone()).give_up(of.clone()).await;
+        assert_eq!(refused.unwrap_err().code(), Code::Unimplemented);
         etcd.depose().await;
         tokio::task::block_in_place(|| {
             wait_for("the replica serves", || replica_log(&lab).contains("serving"));
@@ -683,7 +690,7 @@ fn a_leader_that_does_not_know_that_it_leads_no_more_refuses_nothing() {
         // What a host takes for an answer: see `is_about_the_commit` and `has_ended` in lamassu-rpc.
         let is_none =
             |code: &Code| matches!(code, Code::Unavailable | Code::Unknown | Code::Cancelled | Code::Internal);
-        let refusals = refusals(&former, &last, &of_b.of).await;
+        let refusals = refusals((&silent, &former), &last, &of_b.of).await;
         assert!(refusals.iter().all(is_none), "{refusals:?}");
         assert_eq!(commit(&next_a, &last).await.unwrap(), made, "who leads answers");
     });
