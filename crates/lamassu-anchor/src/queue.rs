@@ -215,16 +215,15 @@ impl Layer {
         self.intents.values().any(is_uncovered)
     }
 
-    /// Objects of a directory's queued entries, and of those in directories that are removed with them.
-    pub fn objects_in(&self, dir: ObjectId) -> HashSet<ObjectId> {
-        let (mut objects, mut left) = (HashSet::new(), vec![dir]);
-        while let Some(dir) = left.pop() {
-            for (_, queued) in self.queued_in(dir) {
-                let is_new = objects.insert(queued.object);
-                left.extend(Some(queued.object).filter(|_| is_new && queued.value.is_none()));
-            }
-        }
-        objects
+    /// Objects of a directory's queued entries, each with whether it loses that entry.
+    pub fn objects_in(&self, dir: ObjectId) -> impl Iterator<Item = (ObjectId, bool)> {
+        self.queued_in(dir).map(|(_, queued)| (queued.object, queued.value.is_none()))
+    }
+
+    /// Places of the queued entries that name one of these objects.
+    pub fn places_of(&self, objects: &HashSet<ObjectId>) -> impl Iterator<Item = EntryPlace> {
+        let is_of_them = |queued: &QueuedEntry| queued.value.is_some() && objects.contains(&queued.object);
+        self.entries.iter().filter(move |(_, queued)| is_of_them(queued)).map(|(place, _)| *place)
     }
 
     /// Files with queued rows, no queued entry, and a profile for which `is_such` is true.

@@ -34,7 +34,7 @@ pub struct Left {
     /// Open files without a name.
     nameless: HashMap<Ino, NamelessFile>,
     /// Objects that are gone, of which there may be tree records: files that were closed since, and what the last vault
-    /// has left of that work.
+    /// has left of that work. All with numbers that a commit has recorded: others may be another host's by now.
     gone: Vec<ObjectId>,
     /// For the walk over the tree that is under way.
     moved: Option<Arc<Moved>>,
@@ -266,12 +266,16 @@ impl Vault {
             }
         }
         let nameless = self.leave_without_name(nameless, &uncommitted);
+        let mut gone = Vec::new();
         if let Some(anchored) = &self.anchored {
-            self.nodes.lock().bury_from(anchored.anchor.first_loose());
+            let first_loose = anchored.anchor.first_loose();
+            self.nodes.lock().bury_from(first_loose);
+            gone = anchored.take_records_left();
+            gone.retain(|object| *object < first_loose);
         }
         let open = left_handles.handles.values().filter_map(LeftHandle::of_file).collect();
         let (nodes, handles) = (self.nodes.lock().take(&open), LeftHandles::of(left_handles));
-        (Left { nodes, handles, nameless, gone: self.take_records_left(), moved: self.moved.take() }, done)
+        (Left { nodes, handles, nameless, gone, moved: self.moved.take() }, done)
     }
 
     /// Continues with what an earlier vault over the same tree left. `touched`: what others have changed since; `None`:

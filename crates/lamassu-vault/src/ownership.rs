@@ -23,7 +23,7 @@ use std::ffi::OsStr;
 /// of root's `chmod` leaves such a difference, too.
 const MOVED: u32 = 0o777;
 /// Names of a file that are looked for when a change needs all of them.
-const NAMES_MAX: usize = 256;
+const NAMES_MAX: u64 = 256;
 const NOT_ALL_NAMES: &str = "change a file that not all of its names are known to lead to";
 
 impl Vault {
@@ -262,7 +262,8 @@ impl Vault {
         match (first(), &self.anchored) {
             (Err(VaultError::Io { op: NOT_ALL_NAMES, source }), Some(anchored)) => {
                 let object = self.object_of(ino);
-                let has_few = anchored.anchor.row(object).is_ok_and(|row| row.links <= NAMES_MAX as u64);
+                // One that has lost its last name has none to be found.
+                let has_few = anchored.anchor.row(object).is_ok_and(|row| (1..=NAMES_MAX).contains(&row.links));
                 // What lies under a name may be no entry at all.
                 match has_few && self.meet_all_names(anchored, object).is_ok() {
                     true => again().inspect_err(|error| tracing::warn!(object = object.0, %error, "not changed")),

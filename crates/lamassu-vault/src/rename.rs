@@ -1,8 +1,8 @@
 //! Renames. The name is sealed anew under the new parent's key. Companions arrive before their entry and leave after
 //! it. A directory may replace an empty one.
 
-use crate::anchored::{Anchored, End, Moving, TRIES_MAX, Unsettled};
-use crate::error::{errno, io, no_outcome};
+use crate::anchored::{Anchored, Blocked, End, Moving, Unsettled};
+use crate::error::{io, no_outcome};
 use crate::record::remove_companion;
 use crate::stored::rename_no_replace;
 use crate::symlink;
@@ -12,16 +12,8 @@ use lamassu_anchor::row::Inodes;
 use lamassu_anchor::table::Standing;
 use lamassu_store::backend::Stat;
 use std::ffi::OsStr;
+use std::ops::ControlFlow;
 use std::time::Instant;
-
-/// The step that is necessary before a rename.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Blocked {
-    /// An entry removed from there must first leave the store.
-    Going,
-    /// A barrier of the whole store.
-    Barrier,
-}
 
 /// What the store shows after a move that it has reported as failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,16 +56,7 @@ impl Vault {
     fn rename_once(&self, from: (Ino, &OsStr), to: (Ino, &OsStr), mode: RenameMode) -> Result<()> {
         let _pass = self.change()?;
         self.settle_moves();
-        let mut unblocked = Ok(());
-        for tried in 0..TRIES_MAX {
-            let Some(blocked) = self.try_rename(from, to, mode, tried)? else { return Ok(()) };
-            unblocked?;
-            unblocked = match blocked {
-                Blocked::Going => self.let_go_of_names(tried),
-                Blocked::Barrier => self.sync_store(),
-            };
-        }
-        Err(errno("rename", libc::EBUSY))
+        self.until_not_blocked("rename", |tried| self.try_rename(from, to, mode, tried))
     }
 
     fn try_rename(
@@ -82,7 +65,7 @@ impl Vault {
         to: (Ino, &OsStr),
         mode: RenameMode,
         tried: usize,
-    ) -> Result<Option<Blocked>> {
+    ) -> Result<ControlFlow<(), Blocked>> {
         let _tree = self.tree.write();
         if self.anchored.as_ref().is_some_and(|anchored| anchored.has_unsettled()) {
             return Err(no_outcome());
@@ -104,7 +87,7 @@ impl Vault {
         }
         if is_one_inode || is_one_object {
             // The same name, or two names of one file: POSIX says that nothing happens.
-            return Ok(None);
+            return Ok(ControlFlow::Break(()));
         }
         for end in [&from, &to] {
             if let Some(st) = end.st.filter(|_| end.is_dir()) {
@@ -112,7 +95,7 @@ impl Vault {
             }
         }
         if self.is_going(&to.dir, &to.stored.name) || (to.is_dir() && self.has_going_in(to.object)) {
-            return Ok(Some(Blocked::Going));
+            return Ok(ControlFlow::Continue(Blocked::Going));
         }
         if to.is_in_the_way {
             self.move_to_lost(&to.dir, &to.stored.name)?;
@@ -183,26 +166,28 @@ impl Vault {
         }
     }
 
-    fn exchange(&self, from: End, to: End, tried: usize) -> Result<Option<Blocked>> {
+    fn exchange(&self, from: End, to: End, tried: usize) -> Result<ControlFlow<(), Blocked>> {
         self.prepare_arrival(&from, &to)?;
         self.prepare_arrival(&to, &from)?;
         if from.rest.is_some() || to.rest.is_some() {
             self.sync_beside(&to)?;
             self.sync_beside(&from)?;
         }
-        let Some(asked) = self.ask(&from, &to, true, tried)? else { return Ok(Some(Blocked::Barrier)) };
+        let Some(asked) = self.ask(&from, &to, true, tried)? else {
+            return Ok(ControlFlow::Continue(Blocked::Barrier));
+        };
         let (a, b) = (&from.stored.name, &to.stored.name);
         let done = from.dir.handle.rename(a, &*to.dir.handle, b, RenameMode::Exchange).map_err(exchange_error);
         match self.answer(&from, &to, true, asked, done) {
             Moved::Made => self.has_exchanged(&from, &to),
-            Moved::Blocked => return Ok(Some(Blocked::Barrier)),
+            Moved::Blocked => return Ok(ControlFlow::Continue(Blocked::Barrier)),
             Moved::Undone(error) | Moved::Doubtful(error) => return Err(error),
             Moved::Open(error, moving, back) => {
                 self.keep_open(Unsettled { from, to, is_exchange: true, moving, back, kept: None });
                 return Err(error);
             }
         }
-        Ok(None)
+        Ok(ControlFlow::Break(()))
     }
 
     /// What follows an exchange in the store.
@@ -218,7 +203,7 @@ impl Vault {
         }
     }
 
-    fn replace(&self, from: End, to: End, tried: usize) -> Result<Option<Blocked>> {
+    fn replace(&self, from: End, to: End, tried: usize) -> Result<ControlFlow<(), Blocked>> {
         match (from.is_dir(), to.st) {
             (true, Some(st)) if st.kind != Kind::Dir => return Err(VaultError::NotDirectory),
             (true, Some(_)) => {
@@ -240,7 +225,7 @@ impl Vault {
         let error = match moved {
             Moved::Made => {
                 self.has_replaced(&from, &to, kept);
-                return Ok(None);
+                return Ok(ControlFlow::Break(()));
             }
             // The companion stays: where the move is made after all, or recovered, its name needs it.
             Moved::Open(error, moving, back) => {
@@ -260,7 +245,7 @@ impl Vault {
         if let (true, Some(companion)) = (companion_made && !is_needed, &to.stored.companion) {
             remove_companion(&*to.dir.handle, &companion.name);
         }
-        error.map_or(Ok(Some(Blocked::Barrier)), Err)
+        error.map_or(Ok(ControlFlow::Continue(Blocked::Barrier)), Err)
     }
 
     fn make_replace(&self, from: &End, to: &End, companion_made: bool, tried: usize) -> Moved {

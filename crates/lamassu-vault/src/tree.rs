@@ -3,7 +3,7 @@
 //! Locks: `tree` is held shared to find an entry by a name or number, and exclusively by renames and rmdir, which
 //! change where other threads find entries. Under it, the lock `names_of(parent)` orders changes within one directory.
 
-use crate::anchored::{Departing, Fresh, TRIES_MAX};
+use crate::anchored::{Blocked, Departing, Fresh};
 use crate::attr::New;
 use crate::dirs::Dir;
 use crate::error::{errno, io, no_outcome};
@@ -21,6 +21,7 @@ use lamassu_anchor::ObjectId;
 use lamassu_store::backend::Stat;
 use lamassu_store::{BackendDir, BackendFile, File};
 use std::ffi::{OsStr, OsString};
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 /// How often an entry is looked up if its number is known as that of another inode.
@@ -337,21 +338,16 @@ impl Vault {
     fn make_once<T>(&self, parent: Ino, name: &OsStr, make: impl Fn(&Arc<Dir>, &StoredName) -> Result<T>) -> Result<T> {
         let _pass = self.change_recorded()?;
         self.settle_moves_in_passing();
-        let mut let_go = Ok(());
-        for tried in 0..TRIES_MAX {
-            {
-                let _tree = self.tree.read();
-                let _names = self.names_of(parent).write();
-                let dir = self.dir_of_names(parent)?;
-                let stored = self.stored(&dir, name)?;
-                if self.may_make(&dir, &stored)? {
-                    return make(&dir, &stored);
-                }
+        self.until_not_blocked("create", |_| {
+            let _tree = self.tree.read();
+            let _names = self.names_of(parent).write();
+            let dir = self.dir_of_names(parent)?;
+            let stored = self.stored(&dir, name)?;
+            match self.may_make(&dir, &stored)? {
+                true => make(&dir, &stored).map(ControlFlow::Break),
+                false => Ok(ControlFlow::Continue(Blocked::Going)),
             }
-            let_go?;
-            let_go = self.let_go_of_names(tried);
-        }
-        Err(errno("create", libc::EBUSY))
+        })
     }
 
     /// Gives an inode, not a directory, another name.
@@ -473,20 +469,12 @@ impl Vault {
     pub fn rmdir(&self, parent: Ino, name: &OsStr) -> Result<()> {
         let _pass = self.change_recorded()?;
         self.settle_moves_in_passing();
-        let mut let_go = Ok(());
-        for tried in 0..TRIES_MAX {
-            if self.try_rmdir(parent, name)? {
-                self.bound_departures();
-                return Ok(());
-            }
-            let_go?;
-            let_go = self.let_go_of_names(tried);
-        }
-        Err(errno("rmdir", libc::EBUSY))
+        self.until_not_blocked("rmdir", |_| self.try_rmdir(parent, name))?;
+        self.bound_departures();
+        Ok(())
     }
 
-    /// False: entries that were removed from it must leave the store first.
-    fn try_rmdir(&self, parent: Ino, name: &OsStr) -> Result<bool> {
+    fn try_rmdir(&self, parent: Ino, name: &OsStr) -> Result<ControlFlow<(), Blocked>> {
         let _tree = self.tree.write();
         let dir = self.dir_of_names(parent)?;
         let stored = self.stored(&dir, name)?;
@@ -500,11 +488,12 @@ impl Vault {
             return Err(errno("rmdir", libc::EBUSY));
         }
         self.must_be_its_own_dir(&dir, &stored.name, &st, object)?;
+        // Entries that were removed from it leave the store first.
         if self.leaves_at_once(&dir, &stored.name)? && self.has_going_in(object) {
-            return Ok(false);
+            return Ok(ControlFlow::Continue(Blocked::Going));
         }
         self.take_away(&dir, stored, st, None, object)?;
-        Ok(true)
+        Ok(ControlFlow::Break(()))
     }
 
     /// Fails unless a directory, which is this object of the anchor, is empty: by the anchor if there is one.

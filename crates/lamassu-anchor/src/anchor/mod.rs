@@ -463,17 +463,20 @@ impl Anchor {
         layers.flat_map(Layer::about).collect()
     }
 
-    /// Objects of a directory's queued entries, and of those in directories that are removed with them.
+    /// Objects of a directory's entries that are not durable yet, and of those in directories that are removed with
+    /// them. What is in flight counts: its commit may fail, and then whoever asked for these has to commit it.
     pub fn queued_in(&self, dir: ObjectId) -> HashSet<ObjectId> {
-        self.state.lock().queued.objects_in(dir)
+        self.state.lock().objects_in(dir)
     }
 
     /// Whether a queued entry in another directory than `dir` names one of these objects, which is not `dir` itself.
+    /// (An entry that is in flight returns to the queue only if a barrier has covered it.)
     pub fn are_named_beside(&self, objects: &HashSet<ObjectId>, dir: ObjectId) -> bool {
         self.state.lock().queued.are_named_beside(objects, dir)
     }
 
-    /// Places of objects, by one scan of all entries: for each object one committed place that is still in force.
+    /// Places of objects, by one scan of all entries: for each object one that is in force, and that is committed if
+    /// one is.
     ///
     /// # Errors
     /// [`AnchorError::Damaged`]; those of the table.
@@ -481,7 +484,7 @@ impl Anchor {
         Ok(self.all_places_of(objects)?.into_iter().collect())
     }
 
-    /// All committed places of an object that are still in force, by one scan of all entries.
+    /// All places of an object that are in force, by one scan of all entries.
     ///
     /// # Errors
     /// As [`Anchor::places_of`].
@@ -491,23 +494,30 @@ impl Anchor {
     }
 
     fn all_places_of(&self, objects: &HashSet<ObjectId>) -> Result<Vec<(ObjectId, EntryPlace)>> {
-        let mut recorded = Vec::new();
+        let queued = self.queued_places(objects);
+        let mut noted: Vec<_> = queued.iter().copied().collect();
         self.scan(Space::Entries, &[], Part::Entry, |key, value| {
             let Some((dir, name)) = number_of(key).zip(behind_object(key)) else { return Ok(None) };
-            let entry = EntryRow::decode(value)?;
-            if objects.contains(&entry.object) {
-                recorded.push((entry.object, EntryPlace { dir: ObjectId(dir), name: Token(name) }));
+            let place = EntryPlace { dir: ObjectId(dir), name: Token(name) };
+            if objects.contains(&EntryRow::decode(value)?.object) && !queued.contains(&place) {
+                noted.push(place);
             }
             Ok(Some(ControlFlow::Continue(())))
         })?;
         let mut places = Vec::new();
-        for (object, place) in recorded {
-            // A queued change may have removed it.
-            if self.entry(&place)?.is_some_and(|entry| entry.object == object) {
-                places.push((object, place));
-            }
+        for place in noted {
+            // A newer change may have removed it, or put another object there.
+            let entry = self.entry(&place)?.filter(|entry| objects.contains(&entry.object));
+            places.extend(entry.map(|entry| (entry.object, place)));
         }
         Ok(places)
+    }
+
+    /// Places that are in force and not in the table yet, and some that have been. To be read before the table, as
+    /// [`Anchor::queued_entries`].
+    fn queued_places(&self, objects: &HashSet<ObjectId>) -> HashSet<EntryPlace> {
+        let state = self.state.lock();
+        state.layers().into_iter().flatten().flat_map(|layer| layer.places_of(objects)).collect()
     }
 
     /// The right to commit.

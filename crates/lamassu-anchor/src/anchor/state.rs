@@ -103,6 +103,19 @@ impl State {
         [Some(&self.queued), self.flying.as_deref()]
     }
 
+    /// Objects of a directory's entries that are not durable yet, and of those in directories that are removed with
+    /// them.
+    pub fn objects_in(&self, dir: ObjectId) -> HashSet<ObjectId> {
+        let (mut objects, mut removed, mut left) = (HashSet::new(), HashSet::new(), vec![dir]);
+        while let Some(dir) = left.pop() {
+            for (object, is_removed) in self.layers().into_iter().flatten().flat_map(|layer| layer.objects_in(dir)) {
+                objects.insert(object);
+                left.extend(Some(object).filter(|_| is_removed && removed.insert(object)));
+            }
+        }
+        objects
+    }
+
     /// Queues the new row of an object.
     pub fn queue_row(&mut self, object: ObjectId, row: Row) {
         match self.nameless.get_mut(&object) {

@@ -124,13 +124,14 @@ impl Anchor {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::anchor::Made;
+    use crate::anchor::{Made, Removal};
     use crate::row::{Content, EntryPlace, FileRow, Row, Sealed, VaultRow};
     use crate::table::{Change, MemoryTable, Space, Table, Visit};
     use crate::{AnchorError, Digest, Token, TokenKey};
     use lamassu_format::header::VaultId;
     use parking_lot::Condvar;
-    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+    use std::collections::HashMap;
+    use std::sync::atomic::{AtomicUsize, Ordering};
     use std::thread::{self, ScopedJoinHandle};
     use std::time::Duration;
 
@@ -141,7 +142,8 @@ mod tests {
         commits: AtomicUsize,
         is_shut: Mutex<bool>,
         changed: Condvar,
-        fails: AtomicBool,
+        /// So many commits fail.
+        fail: AtomicUsize,
         /// The most changes in one commit.
         most: AtomicUsize,
         /// A commit that changes this row fails.
@@ -175,7 +177,9 @@ mod tests {
             let is_forbidden = forbidden
                 .as_ref()
                 .is_some_and(|key| changes.iter().any(|change| change.space == Space::Objects && change.key == *key));
-            match self.fails.load(Ordering::Relaxed) || is_forbidden {
+            let fails =
+                self.fail.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok();
+            match fails || is_forbidden {
                 true => Err(AnchorError::Broken),
                 false => self.table.commit(changes),
             }
@@ -312,7 +316,7 @@ mod tests {
     fn where_the_table_fails_each_is_told_and_nothing_is_lost() {
         let (table, anchor, files) = lab();
         table.shut(true);
-        table.fails.store(true, Ordering::Relaxed);
+        table.fail.store(usize::MAX, Ordering::Relaxed);
         let queued = anchor.queued();
         thread::scope(|scope| {
             let commits = at_once(scope, &anchor, &table, &files);
@@ -322,8 +326,104 @@ mod tests {
             }
         });
         assert_eq!(anchor.queued(), queued);
-        table.fails.store(false, Ordering::Relaxed);
+        table.fail.store(0, Ordering::Relaxed);
         anchor.commit(anchor.mark()).expect("commits");
         assert_eq!(anchor.queued(), 0);
+    }
+
+    /// Holds a commit of everything up, and lets it fail while an fsync of the root waits for it. `meanwhile`: what is
+    /// changed before that fsync. Returns what the fsync asked for.
+    fn synced_beside_a_commit_that_fails(
+        table: &Slow,
+        anchor: &Anchor,
+        meanwhile: impl FnOnce(&Anchor),
+    ) -> HashSet<ObjectId> {
+        let before = table.commits.load(Ordering::Relaxed);
+        table.shut(true);
+        let asked = thread::scope(|scope| {
+            let other = scope.spawn(|| anchor.commit(anchor.mark()));
+            while table.commits.load(Ordering::Relaxed) == before {
+                thread::sleep(Duration::from_millis(1));
+            }
+            meanwhile(anchor);
+            let mut asked = anchor.queued_in(ObjectId::ROOT);
+            asked.insert(ObjectId::ROOT);
+            let (mark, objects) = (anchor.mark(), asked.clone());
+            let own = scope.spawn(move || anchor.commit_unless_late(&objects, mark));
+            while anchor.asking.lock().is_empty() {
+                thread::sleep(Duration::from_millis(1));
+            }
+            table.fail.store(1, Ordering::Relaxed);
+            table.shut(false);
+            other.join().expect("ends").expect_err("it fails");
+            assert!(own.join().expect("ends").expect("commits"));
+            asked
+        });
+        assert_eq!(anchor.queued(), 0);
+        asked
+    }
+
+    /// What an fsync of a directory covers is durable, also if it was in a commit of another thread that has failed.
+    #[test]
+    fn what_another_commit_has_not_made_durable_is_still_asked_for() {
+        let (table, anchor, files) = lab();
+        let asked = synced_beside_a_commit_that_fails(&table, &anchor, |_| {});
+        assert!(files.iter().all(|file| asked.contains(file)));
+        // A directory leaves with what was removed from it, by whichever commit.
+        for is_in_flight in [true, false] {
+            let at = EntryPlace { dir: ObjectId::ROOT, name: Token([50; 16]) };
+            let content = Content::Dir { record: Sealed::Nothing, parent: at.dir, name: at.name };
+            let Made::Queued(dir) = anchor.make(at, row(content)).expect("makes") else { unreachable!("a new name") };
+            let inside = EntryPlace { dir, name: Token([51; 16]) };
+            anchor.link(inside, files[0]).expect("links");
+            anchor.commit(anchor.mark()).expect("commits");
+            let remove = |anchor: &Anchor, at| assert!(matches!(anchor.remove(at), Ok(Removal::WhenDue(_))));
+            remove(&anchor, inside);
+            if is_in_flight {
+                remove(&anchor, at);
+            }
+            let asked = synced_beside_a_commit_that_fails(&table, &anchor, |anchor| {
+                if !is_in_flight {
+                    remove(anchor, at);
+                }
+            });
+            assert!(asked.contains(&dir) && asked.contains(&files[0]), "{is_in_flight}");
+            anchor.carried_out(anchor.due().into_keys());
+            anchor.commit(anchor.mark()).expect("commits");
+        }
+    }
+
+    /// Names of an object are those that are in force, wherever the change is that made them.
+    #[test]
+    fn names_are_found_whatever_commit_has_them() {
+        let (table, anchor, files) = lab();
+        let place = |n| EntryPlace { dir: ObjectId::ROOT, name: Token([n; 16]) };
+        let names = |anchor: &Anchor| anchor.names_of(files[1]).expect("reads").into_iter().collect::<HashSet<_>>();
+        let all_of = |places: &[EntryPlace]| places.iter().copied().collect::<HashSet<_>>();
+        assert_eq!(names(&anchor), all_of(&[place(1)]), "it was queued");
+        anchor.commit(anchor.mark()).expect("commits");
+        anchor.link(place(21), files[1]).expect("links");
+        table.shut(true);
+        thread::scope(|scope| {
+            let before = table.commits.load(Ordering::Relaxed);
+            let flying = scope.spawn(|| anchor.commit(anchor.mark()));
+            while table.commits.load(Ordering::Relaxed) == before {
+                thread::sleep(Duration::from_millis(1));
+            }
+            anchor.link(place(22), files[1]).expect("links");
+            let one = anchor.places_of(&HashSet::from([files[1]])).expect("reads");
+            let all = names(&anchor);
+            // Neither what was removed, nor a name that another object has by now.
+            anchor.remove(place(1)).expect("removes");
+            anchor.remove(place(21)).expect("removes");
+            anchor.remove(place(22)).expect("removes");
+            anchor.link(place(22), files[2]).expect("links");
+            let left = names(&anchor);
+            table.shut(false);
+            flying.join().expect("ends").expect("commits");
+            assert_eq!(one, HashMap::from([(files[1], place(1))]), "a committed one");
+            assert_eq!(all, all_of(&[place(1), place(21), place(22)]));
+            assert_eq!(left, all_of(&[]));
+        });
     }
 }

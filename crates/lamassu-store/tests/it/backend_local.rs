@@ -234,25 +234,62 @@ fn a_store_that_may_only_be_searched_is_read() {
     });
 }
 
-/// Whoever owns a file can take a lease on it, for which open(2) waits 45 seconds.
+/// A file with a lease on it.
+struct Leased(std::fs::File);
+
+impl Leased {
+    fn new(path: std::path::PathBuf) -> Leased {
+        std::fs::write(&path, b"content").unwrap();
+        let leased = Leased(std::fs::OpenOptions::new().read(true).write(true).open(path).unwrap());
+        const F_SETSIG: i32 = 10;
+        // One that is ignored unless a program wants it.
+        leased.call(F_SETSIG, libc::SIGURG);
+        leased.call(libc::F_SETLEASE, libc::F_WRLCK);
+        leased
+    }
+
+    fn call(&self, what: i32, value: i32) -> i32 {
+        use std::os::fd::AsRawFd;
+        // SAFETY: the calls concern an open descriptor, and no memory.
+        let done = unsafe { libc::fcntl(self.0.as_raw_fd(), what, value) };
+        assert!(done >= 0);
+        done
+    }
+
+    fn give_way(&self) {
+        self.call(libc::F_SETLEASE, libc::F_UNLCK);
+    }
+
+    /// The kernel shows what an open makes of it.
+    fn is_recalled(&self) -> bool {
+        self.call(libc::F_GETLEASE, 0) != libc::F_WRLCK
+    }
+}
+
+/// Whoever owns a file can take a lease on it, for which open(2) waits 45 seconds. A holder that gives way, as a file
+/// server does, holds nobody up for long, however many files it has.
 #[test]
 fn a_lease_on_a_file_holds_nobody_up() {
-    use std::os::fd::AsRawFd;
     let dir = tempfile::tempdir().unwrap();
-    std::fs::write(dir.path().join("f"), b"content").unwrap();
     let root = LocalBackend::open(dir.path()).unwrap().root();
-    let leased = std::fs::OpenOptions::new().read(true).write(true).open(dir.path().join("f")).unwrap();
-    // SAFETY: the calls concern an open descriptor, and no memory. The signal that asks for the lease is one that is
-    // ignored unless a program wants it.
-    let set = |what: i32, value: i32| assert_eq!(unsafe { libc::fcntl(leased.as_raw_fd(), what, value) }, 0);
-    const F_SETSIG: i32 = 10;
-    set(F_SETSIG, libc::SIGURG);
-    set(libc::F_SETLEASE, libc::F_WRLCK);
+    let names: Vec<String> = (0..15).map(|number| format!("f{number}")).collect();
+    let mut leased: Vec<Leased> = names.iter().map(|name| Leased::new(dir.path().join(name))).collect();
+    let opened: Vec<_> = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !leased.is_empty() {
+                leased.extract_if(.., |leased| leased.is_recalled()).for_each(|leased| leased.give_way());
+                std::thread::sleep(std::time::Duration::from_millis(1));
+            }
+        });
+        names.iter().map(|file| errno(root.open_file(name(file), true))).collect()
+    });
+    assert!(opened.iter().all(Option::is_none), "{opened:?}");
+    let kept = Leased::new(dir.path().join("kept"));
     for write in [false, true] {
-        assert_eq!(errno(root.open_file(name("f"), write)), Some(libc::EWOULDBLOCK));
+        assert_eq!(errno(root.open_file(name("kept"), write)), Some(libc::EWOULDBLOCK));
     }
-    set(libc::F_SETLEASE, libc::F_UNLCK);
-    root.open_file(name("f"), true).unwrap();
+    kept.give_way();
+    root.open_file(name("kept"), true).unwrap();
 }
 
 #[test]

@@ -319,6 +319,11 @@ impl Anchored {
         }
         is_gone
     }
+
+    /// Objects that are gone, whose tree records are left to the next turn.
+    pub fn take_records_left(&self) -> Vec<ObjectId> {
+        std::mem::take(&mut *self.gone.lock())
+    }
 }
 
 /// Tree records of objects that are gone.
@@ -351,10 +356,5 @@ impl Vault {
         if is_more {
             self.options.upkeep.want();
         }
-    }
-
-    /// Those that the next turn removes.
-    pub(crate) fn take_records_left(&self) -> Vec<ObjectId> {
-        self.anchored.as_ref().map(|anchored| std::mem::take(&mut *anchored.gone.lock())).unwrap_or_default()
     }
 }

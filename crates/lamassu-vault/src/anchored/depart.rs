@@ -3,6 +3,7 @@
 
 use super::Anchored;
 use super::commit::STILL_AFTER;
+use super::make::TRIES_MAX;
 use crate::dirs::Dir;
 use crate::error::{errno, io, is_not_found};
 use crate::handles::OpenFile;
@@ -17,6 +18,7 @@ use lamassu_store::backend::Stat;
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::OsString;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 /// An entry that is removed for users, but not yet in the store.
@@ -49,6 +51,15 @@ const WAITING_MAX: usize = 8192;
 /// Most entries that nobody recorded and that the removal of a directory moves away at a time: others wait for it.
 const UNRECORDED_MAX: usize = 1000;
 
+/// What a change of names waits for before it is tried again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Blocked {
+    /// A removed entry must leave the store.
+    Going,
+    /// A barrier of the whole store.
+    Barrier,
+}
+
 /// Whether removals should be carried out.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Pressure {
@@ -62,6 +73,9 @@ enum Pressure {
 #[derive(Default)]
 struct State {
     waiting: BTreeMap<u64, Arc<Departing>>,
+    /// The same by their objects, and by those of their directories.
+    by_object: BTreeSet<(ObjectId, u64)>,
+    by_dir: BTreeSet<(ObjectId, u64)>,
     /// Closed files with unsettled content, kept until they have no name: dropped earlier, they would count as left
     /// unsettled.
     kept: HashMap<Ino, Vec<Arc<OpenFile>>>,
@@ -96,6 +110,8 @@ impl Departures {
 
     fn add(&self, number: u64, departing: Departing, node: Option<Ino>) {
         let state = &mut *self.state.lock();
+        state.by_object.insert((departing.object, number));
+        state.by_dir.insert((departing.dir.object, number));
         state.waiting.insert(number, Arc::new(departing));
         state.nodes.extend(node.map(|node| (node, number)));
     }
@@ -103,9 +119,8 @@ impl Departures {
     /// A node lost its last name at once: its pending removals are other names of it.
     fn lost_last(&self, node: Ino, object: ObjectId) {
         let state = &mut *self.state.lock();
-        let other = state.waiting.iter().rfind(|(_, departing)| departing.object == object);
-        if let Some((number, _)) = other {
-            state.nodes.insert(node, *number);
+        if let Some(number) = last_of(&state.by_object, object) {
+            state.nodes.insert(node, number);
         }
     }
 
@@ -129,7 +144,10 @@ impl Departures {
         let kept = {
             let state = &mut *self.state.lock();
             state.due.remove(&number);
-            state.waiting.remove(&number);
+            if let Some(departed) = state.waiting.remove(&number) {
+                state.by_object.remove(&(departed.object, number));
+                state.by_dir.remove(&(departed.dir.object, number));
+            }
             let gone: Vec<Ino> = state.nodes.iter().filter(|(_, of)| **of == number).map(|(ino, _)| *ino).collect();
             gone.iter().for_each(|ino| _ = state.nodes.remove(ino));
             gone.iter().filter_map(|ino| state.kept.remove(ino)).collect::<Vec<_>>()
@@ -139,8 +157,13 @@ impl Departures {
 
     /// By object: a directory that is itself removed has no node any more.
     pub fn is_waiting_in(&self, dir: ObjectId) -> bool {
-        self.state.lock().waiting.values().any(|departing| departing.dir.object == dir)
+        last_of(&self.state.lock().by_dir, dir).is_some()
     }
+}
+
+/// The last removal of an object.
+fn last_of(removals: &BTreeSet<(ObjectId, u64)>, object: ObjectId) -> Option<u64> {
+    removals.range((object, 0)..=(object, u64::MAX)).next_back().map(|(_, number)| *number)
 }
 
 impl Vault {
@@ -271,9 +294,34 @@ impl Vault {
         self.carry_out().map(drop)
     }
 
-    /// The same for a name that is to be used again; `tried`: the number of attempts. A removed object may have another
-    /// name that no barrier covers: later attempts make a barrier first. Names may be made faster than the store syncs,
-    /// so the last ones lock the tree meanwhile. An error may be another entry's: whether the name is free decides.
+    /// Tries a change of names until nothing is in its way. `attempt` gets the number of attempts before it.
+    ///
+    /// # Errors
+    /// Those of `attempt`. Where it is blocked still, that of the step which was to end this: an error of another entry
+    /// does not matter once it is not. `EBUSY`.
+    pub(crate) fn until_not_blocked<T>(
+        &self,
+        op: &'static str,
+        attempt: impl Fn(usize) -> Result<ControlFlow<T, Blocked>>,
+    ) -> Result<T> {
+        let mut unblocked = Ok(());
+        for tried in 0..TRIES_MAX {
+            let blocked = match attempt(tried)? {
+                ControlFlow::Break(done) => return Ok(done),
+                ControlFlow::Continue(blocked) => blocked,
+            };
+            unblocked?;
+            unblocked = match blocked {
+                Blocked::Going => self.let_go_of_names(tried),
+                Blocked::Barrier => self.sync_store(),
+            };
+        }
+        Err(errno(op, libc::EBUSY))
+    }
+
+    /// As [`Vault::commit_removals`], for a name that is to be used again; `tried`: the number of attempts. A removed
+    /// object may have another name that no barrier covers: later attempts make a barrier first. Names may be made
+    /// faster than the store syncs, so the last ones lock the tree meanwhile.
     pub(crate) fn let_go_of_names(&self, tried: usize) -> Result<()> {
         match (tried, &self.anchored) {
             (0, _) => self.commit_removals(),

@@ -11,7 +11,7 @@ use lamassu_format::Profile;
 use lamassu_store::backend::Stat;
 
 /// Attempts to make a name whose removal is under way.
-pub(crate) const TRIES_MAX: usize = 16;
+pub(super) const TRIES_MAX: usize = 16;
 
 /// An object that was just made in the store.
 pub(crate) struct Fresh {

@@ -35,9 +35,9 @@ mod trees;
 mod unsettled;
 mod used;
 
-pub(crate) use depart::Departing;
+pub(crate) use depart::{Blocked, Departing};
 pub(crate) use entries::over_row;
-pub(crate) use make::{Fresh, TRIES_MAX};
+pub(crate) use make::Fresh;
 pub(crate) use moves::Moving;
 pub(crate) use recover::{MovesLeft, RECOVERY_STEP, is_absent};
 pub(crate) use take::shown as shown_attrs;

@@ -30,7 +30,8 @@ impl TreeFiles {
         TreeFiles { root, read_only, absent: Arc::default() }
     }
 
-    /// Removes the records of an object that is gone. A leftover does no harm: the number is never used again.
+    /// Removes the records of an object that is gone. A leftover does no harm: a number that a commit has recorded is
+    /// never used again, and if another one is, what is left does not match the new object's root.
     pub fn remove(&self, object: ObjectId) {
         let (dir, _) = place((object, TreeOf::Pages));
         if self.read_only || self.absent.lock().contains(&dir) {

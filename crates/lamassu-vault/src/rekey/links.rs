@@ -243,7 +243,7 @@ impl RekeyRun<'_> {
     }
 
     /// Calls `work` with all names of an object, by whichever inodes. A node has one inode, so this does not go by
-    /// nodes, except for names that no commit has recorded yet.
+    /// nodes.
     fn with_all_names(
         &mut self,
         object: ObjectId,
@@ -252,17 +252,7 @@ impl RekeyRun<'_> {
         let vault = self.vault;
         let Some(anchored) = &vault.anchored else { return Ok(()) };
         let mut held = Vec::new();
-        let own: Vec<_> = {
-            let mut nodes = vault.nodes.lock();
-            let node = nodes.of_object(object);
-            node.into_iter().for_each(|ino| nodes.add_reference(ino));
-            held.extend(node);
-            node.into_iter().flat_map(|ino| nodes.links(ino)).map(|link| (link.parent, link.name.into())).collect()
-        };
-        let done = vault.names_shown(anchored, object, &mut held).and_then(|shown| {
-            let all: HashSet<(Ino, OsString)> = own.into_iter().chain(shown).collect();
-            work(self, &all.into_iter().collect::<Vec<_>>())
-        });
+        let done = vault.names_shown(anchored, object, &mut held).and_then(|names| work(self, &names));
         held.into_iter().for_each(|ino| vault.forget(ino, 1));
         done
     }

@@ -4,6 +4,8 @@ use crate::common;
 use common::anchored::{mv, rm};
 use common::turns::{Host, Lab};
 use common::*;
+use lamassu_anchor::VaultRow;
+use lamassu_anchor::table::{Space, Table};
 use lamassu_store::backend::RenameMode;
 use lamassu_store::backend::fault::{Call, Fault};
 use lamassu_vault::*;
@@ -333,6 +335,40 @@ fn what_files_that_were_closed_between_turns_have_left_is_removed_in_the_backgro
     }
     assert_eq!(asked(), FILES);
     lab.end(&mut a, v);
+}
+
+/// A number that was lost with its turn is another host's. That one's tree records stay.
+#[test]
+fn tree_records_of_a_number_that_another_host_has_are_left_alone() {
+    let lab = Lab::new();
+    let (mut a, mut b) = (Host::default(), Host::default());
+    let mut v = lab.turn(&mut a, 1, true);
+    // The first change is committed with the note that the vault is in use.
+    v.put("first", b"first");
+    let next = || VaultRow::decode(&lab.table.get(Space::Vault, b"vault").unwrap().unwrap()).unwrap().next_object.0;
+    let number = next();
+    let (lost, handle) = v.create(ROOT, n("lost"), 0o644, RW, me()).unwrap();
+    v.release(handle).unwrap();
+    rm(&v, "lost").unwrap();
+    v.forget(lost.attr.ino, 1);
+    lab.table.has_ended.store(true, Ordering::SeqCst);
+    let (left, done) = v.leave();
+    done.unwrap_err();
+    (a.left, a.seen) = (Some(left), lab.table.commits.lock().len());
+    lab.table.has_ended.store(false, Ordering::SeqCst);
+    assert_eq!(next(), number, "no commit has recorded it");
+    let other = lab.turn(&mut b, 1, true);
+    other.put("theirs", b"theirs");
+    lab.end(&mut b, other);
+    assert_eq!(next(), number + 1);
+    let dir = lab.dir.path().join(format!("lamassu.tree/{:02x}", number & 0xff));
+    std::fs::create_dir_all(&dir).unwrap();
+    let records = dir.join(format!("{number:016x}"));
+    std::fs::write(&records, b"").unwrap();
+    v = lab.turn(&mut a, 1, false);
+    v.work_off().unwrap();
+    lab.end(&mut a, v);
+    assert!(records.exists());
 }
 
 /// Whoever opens a handle again waits for names; whoever removes a name does not wait for that.

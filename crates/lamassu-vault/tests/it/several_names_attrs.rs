@@ -15,6 +15,7 @@ use lamassu_vault::event::Events;
 use lamassu_vault::*;
 use std::fs;
 use std::os::unix::fs::{FileExt, MetadataExt, fchown, lchown};
+use std::sync::atomic::Ordering;
 
 const BY_ROOT: SetAttr =
     SetAttr { mode: None, uid: None, gid: None, size: None, atime: None, mtime: None, by: Some(0) };
@@ -132,6 +133,51 @@ fn owners_of_files_that_do_not_open_are_changed() {
     assert_eq!(stored(&lab, &v, "d/f").metadata().unwrap().uid(), 7);
     v.close().unwrap();
     lab.opened(&[1]).clean();
+}
+
+/// All names of a file are looked for, also those that no commit has yet.
+#[test]
+fn set_id_bits_are_given_beside_a_name_that_was_just_made_and_forgotten() {
+    if !is_root() {
+        return;
+    }
+    let lab = Lab::new();
+    let mut a = Host::default();
+    let v = lab.turn(&mut a, 1, true);
+    v.put("f", b"content");
+    v.sync_all().unwrap();
+    let before = lab.table.commits.lock().len();
+    let f = v.ino("f");
+    // In a directory that is new itself.
+    v.link(f, v.dir("d"), n("g")).unwrap();
+    v.forget(f, u64::MAX);
+    v.setattr(v.ino("f"), None, &SetAttr { mode: Some(0o4755), ..BY_ROOT }).unwrap();
+    assert_eq!(lab.table.commits.lock().len(), before, "no commit was made meanwhile");
+    assert_eq!(v.find("d/g").unwrap().attr.mode & 0o7777, 0o4755);
+    lab.end(&mut a, v);
+    lab.opened(&[1]).clean();
+}
+
+/// A file without a name has none to be looked for among all that the vault has.
+#[test]
+fn a_refused_set_id_bit_of_a_removed_file_costs_no_search() {
+    if !is_root() {
+        return;
+    }
+    let lab = Lab::new();
+    let mut a = Host::default();
+    let v = lab.turn(&mut a, 1, true);
+    let (f, _) = with_two_names(&lab, &v);
+    let handle = v.open_file(f, RW).unwrap();
+    let set_id = SetAttr { mode: Some(0o4755), ..SetAttr::default() };
+    v.unlink(ROOT, n("f")).unwrap();
+    v.setattr(f, Some(handle), &set_id).unwrap();
+    v.unlink(v.ino("d"), n("g")).unwrap();
+    let searches = lab.table.searches.load(Ordering::SeqCst);
+    is_refused(v.setattr(f, Some(handle), &set_id));
+    assert_eq!(lab.table.searches.load(Ordering::SeqCst), searches);
+    v.release(handle).unwrap();
+    lab.end(&mut a, v);
 }
 
 /// A host changed the owner of a file, and stopped before that was durable. The one that took the file over gave its

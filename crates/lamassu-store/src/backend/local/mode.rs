@@ -32,6 +32,8 @@ const LEASE_PAUSE: Duration = Duration::from_millis(20);
 /// How many pauses all opens of this process together may make, in which time.
 const PAUSES_MAX: u32 = 10;
 const PATIENCE_IN: Duration = Duration::from_secs(2);
+/// So many pauses of an open do not count if the holder gives way.
+const SOON: u32 = 2;
 
 /// How long opens have waited for leases lately.
 struct Patience {
@@ -47,6 +49,13 @@ impl Patience {
         }
         self.pauses += 1;
         self.pauses <= PAUSES_MAX
+    }
+
+    /// An open has succeeded after so many pauses.
+    fn give_back(&mut self, pauses: u32) {
+        if pauses <= SOON {
+            self.pauses = self.pauses.saturating_sub(pauses);
+        }
     }
 }
 
@@ -172,12 +181,22 @@ fn lend<T>(
 /// A lease on the file (`F_SETLEASE` of fcntl(2)), which its owner may take, holds an open up for 45 seconds. So the
 /// open does not wait in the kernel; it recalls the lease, is tried again a few times, and fails with `EAGAIN`. Others
 /// may wait for locks meanwhile. Therefore all opens share these pauses: whoever takes leases on many files holds up
-/// nobody for longer than with one.
+/// nobody for much longer than with one. Holders that give way at once, such as a file server that exports the same
+/// files, cost no other open its patience.
 pub(super) fn open_held(held: BorrowedFd<'_>, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+    let mut pauses = 0;
     loop {
         match open_held_once(held, flags) {
-            Err(Errno::AGAIN) if PATIENCE.lock().take(Instant::now()) => std::thread::sleep(LEASE_PAUSE),
-            opened => return opened,
+            Err(Errno::AGAIN) if PATIENCE.lock().take(Instant::now()) => {
+                std::thread::sleep(LEASE_PAUSE);
+                pauses += 1;
+            }
+            opened => {
+                if pauses > 0 && opened.is_ok() {
+                    PATIENCE.lock().give_back(pauses);
+                }
+                return opened;
+            }
         }
     }
 }
@@ -202,11 +221,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn opens_that_meet_leases_share_their_patience() {
+    fn opens_that_meet_leases_share_their_patience_unless_the_holder_gives_way_at_once() {
         let mut patience = Patience { since: None, pauses: 0 };
         let begin = Instant::now();
         let taken = |patience: &mut Patience, now| (0..300).filter(|_| patience.take(now)).count();
-        assert_eq!(taken(&mut patience, begin), PAUSES_MAX as usize);
+        for pauses in 1..=SOON {
+            for _ in 0..100 {
+                assert!((0..pauses).all(|_| patience.take(begin)));
+                patience.give_back(pauses);
+            }
+        }
+        assert!((0..=SOON).all(|_| patience.take(begin)));
+        patience.give_back(SOON + 1);
+        assert_eq!(taken(&mut patience, begin), (PAUSES_MAX - SOON - 1) as usize);
         assert_eq!(taken(&mut patience, begin + PATIENCE_IN / 2), 0);
         assert_eq!(taken(&mut patience, begin + PATIENCE_IN), PAUSES_MAX as usize);
     }

@@ -454,3 +454,21 @@ fn a_file_that_gets_another_name_meanwhile_is_taken_over_all_the_same() {
     v.release(handle).unwrap();
     v.close().unwrap();
 }
+
+/// The next host gives the file another name, and forgets it, before it takes the file over: no commit has that name.
+#[test]
+fn a_name_that_was_just_made_and_forgotten_is_taken_over_too() {
+    let (recipe, left, table) = left_open(|_| {});
+    let (v, backend) = next_host(&recipe, &left, &table);
+    let (ino, before) = (v.ino("f"), stored_number(&v, &*backend, "f"));
+    v.link(ino, v.dir("d"), n("g")).unwrap();
+    v.forget(ino, u64::MAX);
+    let handle = v.open_file(v.ino("f"), RW).unwrap();
+    let after = stored_number(&v, &*backend, "f");
+    assert_ne!(after, before);
+    assert_eq!(stored_number(&v, &*backend, "d/g"), after);
+    assert_eq!(blocks(&v).unwrap(), [2, 3, 1]);
+    v.release(handle).unwrap();
+    v.clean();
+    v.close().unwrap();
+}

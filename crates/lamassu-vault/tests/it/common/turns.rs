@@ -7,13 +7,15 @@ use lamassu_store::backend::FaultBackend;
 use lamassu_vault::*;
 use parking_lot::Mutex;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// A table as hosts have it from a server, which keeps all commits.
 #[derive(Default)]
 pub struct Served {
     table: MemoryTable,
     pub commits: Mutex<Vec<Change>>,
+    /// How often all entries were looked through.
+    pub searches: AtomicUsize,
     pub has_ended: AtomicBool,
 }
 
@@ -31,6 +33,9 @@ impl Table for Served {
         self.check().and_then(|()| self.table.get(space, key))
     }
     fn scan(&self, space: Space, prefix: &[u8], visit: &mut Visit<'_>) -> std::result::Result<(), AnchorError> {
+        if space == Space::Entries && prefix.is_empty() {
+            self.searches.fetch_add(1, Ordering::SeqCst);
+        }
         self.check().and_then(|()| self.table.scan(space, prefix, visit))
     }
     fn commit(&self, changes: &[Change]) -> std::result::Result<(), AnchorError> {
