@@ -22,11 +22,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Records in the history that a copy of a vault's header, `bytes`, was made: for a later destruction of keys, the user
-/// wants to know which copies exist. Where a server keeps the anchor, this host takes the vault for that: another one
-/// may be writing the history, and its lock does not reach every store.
+/// wants to know which copies exist. The header's lock is held: a renewal of the file key that has read the history
+/// already would miss the entry, and after one these keys have no history. Where a server keeps the anchor, this host
+/// takes the vault for that: another one may be writing the history, and its lock does not reach every store.
 ///
 /// # Errors
-/// [`Error::History`]; those of the anchor, if another host has the vault. The copy itself is valid.
+/// [`Error::History`]; those of the anchor, if another host has the vault; those of keys and of the header's file, if
+/// the header is changed meanwhile. The copy itself is valid.
 pub fn record_copy<H: Header>(
     policy: &Policy,
     dir: &Path,
@@ -47,7 +49,8 @@ pub fn record_copy<H: Header>(
     let file = std::path::absolute(copy).unwrap_or_else(|_| copy.to_path_buf());
     let event = Event::new(EventKind::BackedUp).slot(keys.slot()).detail("file", file.display());
     let event = event.detail("sha256", hex(&sha256(bytes))).detail("slots", listed(&slots_of(header)));
-    let mut history = keys.history(dir, header)?;
+    let update = Update::begin(&dir.join(name::HEADER), &policy.witness())?;
+    let mut history = keys.history(dir, &update.read::<H>()?)?;
     history.note(event)?;
     remember(anchor.as_deref(), &history)
 }

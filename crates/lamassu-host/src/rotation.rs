@@ -68,12 +68,15 @@ pub struct Alone {
 
 /// The result of [`Alone::renew`].
 #[derive(Debug)]
-#[must_use = "the user has to be told which slots are gone"]
+#[must_use = "the user has to be told which slots are gone, and what the history lacks"]
 pub struct Renewed {
     /// the only slot now
     pub slot: u32,
     /// the other slots that existed before
     pub gone: Vec<Slot>,
+    /// why the new history may lack copies of the header, clones or snapshots that were once on record; `None`: it has
+    /// them all
+    pub lacks: Option<String>,
 }
 
 /// Receives the progress of a proof. A reported problem is something that needs the epoch; it is intact while the epoch
@@ -128,10 +131,11 @@ impl Alone {
         Ok(epochs(keys.keychain()))
     }
 
-    /// Makes a new file key, which only a slot of `material` opens; the slot is like the one that opened.
+    /// Makes a new file key, which only a slot of `material` opens; the slot is like the one that opened. The copies of
+    /// the header, clones and snapshots on record stay so: they have the same keychain.
     ///
     /// # Errors
-    /// Those of keys and of the header's file.
+    /// Those of keys and of the header's file; [`Error::History`] if another program holds the history.
     pub fn renew(mut self, keys: &mut Unlocked, material: &Material) -> Result<Renewed> {
         let (opened, gone): (Vec<Slot>, Vec<Slot>) =
             self.header.keys().slots.iter().cloned().partition(|slot| slot.id == keys.slot());
@@ -140,13 +144,16 @@ impl Alone {
         let cost = old.and_then(|s| s.argon2).unwrap_or(cost::FALLBACK);
         let new = NewSlot { material, cost, label: &label, created: unix_now() };
         settle_history(keys, &self.header, &self.dir);
+        // No key of the new header opens the history that is there.
+        let copies = keys.history(&self.dir, &self.header)?.copies()?;
+        let lacks = copies.lacks().map(str::to_owned);
         let slot = keys.renew(&mut self.header, &new)?;
         let event =
             Event::new(EventKind::SlotChanged).slot(slot).detail("what", "a fresh file key; this slot is the only one");
         self.policy.refuse_older_anchor(&self.header, keys, &self.dir)?;
         self.policy.go_through()?;
-        self.update.record(&mut self.header, keys, &[event])?;
-        Ok(Renewed { slot, gone })
+        self.update.record_renewed(&mut self.header, keys, copies, &[event])?;
+        Ok(Renewed { slot, gone, lacks })
     }
 
     /// Replaces the administrator's key by a new one, which the old one signs. Returns the new header too.

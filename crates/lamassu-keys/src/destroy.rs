@@ -9,6 +9,7 @@
 //! says so.
 
 use crate::header_file::{self, erase, regular};
+use crate::history::{Copy, Report};
 use crate::receipt::{AuditKey, Backup, Copied, GoneEpoch, GoneHistory, GoneSlot, Receipt};
 use crate::{Event, FileError, KeyError, Tier, Unlocked, Update, Witness, rotate};
 use data_encoding::HEXLOWER;
@@ -108,7 +109,7 @@ impl Destruction {
         if let Some(earlier) = header.destroyed() {
             return Err(KeyError::Destroyed(earlier));
         }
-        update.write_down(&mut header, keys, std::slice::from_ref(event))?;
+        update.write_down(None, &mut header, keys, std::slice::from_ref(event))?;
         let mut gone = header.into_destroyed(destroyed);
         let area = gone.keys_mut();
         lamassu_crypto::random(&mut area.keychain.nonce)?;
@@ -234,16 +235,14 @@ pub fn draft(dir: &Path, header: &VaultHeader, keys: &Unlocked, audit: &AuditKey
         head: HEXLOWER.encode(&mark.head.0),
         verified: report.as_ref().is_ok_and(|r| r.fault.is_none()),
     });
+    let lacks_copies = report.as_ref().map_or(true, Report::lacks_copies);
     for entry in report.map(|r| r.entries).unwrap_or_default() {
-        let detail = |name: &str| entry.details.get(name).cloned();
-        match entry.event.as_str() {
-            "backed-up" => receipt.backups.push(Backup::of(&entry)),
-            "cloned" => {
-                for kind in ["clone", "snapshot"] {
-                    receipt.clones.extend(detail(kind).map(|id| Copied { time: entry.time, kind: kind.into(), id }));
-                }
+        match entry.copy() {
+            Some(Copy::Header(_)) => receipt.backups.push(Backup::of(&entry)),
+            Some(Copy::Vault { kind, id }) => {
+                receipt.clones.push(Copied { time: entry.time, kind: kind.into(), id: id.into() });
             }
-            _ => {}
+            None => {}
         }
     }
     receipt.tell_limits(header, keys);
@@ -254,8 +253,8 @@ pub fn draft(dir: &Path, header: &VaultHeader, keys: &Unlocked, audit: &AuditKey
                 .into(),
         );
     }
-    if receipt.history.as_ref().is_none_or(|h| !h.verified) {
-        receipt.cannot_know.push("The history was missing, or did not verify as a whole: backups and clones it once recorded may not be listed.".into());
+    if lacks_copies || receipt.history.is_none() {
+        receipt.cannot_know.push("The history was missing or did not verify as a whole, now or when it began anew: backups and clones it once recorded may not be listed.".into());
     }
     Ok(receipt)
 }

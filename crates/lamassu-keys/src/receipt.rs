@@ -389,6 +389,11 @@ impl Receipt {
             "Processes that have the keys loaded: mounts on other machines, read-only ones too, and people who kept keys that they once loaded.".into(),
             "What was copied out of the vault, and what is in the page cache, swap or backups as plain data.".into(),
         ];
+        said.push(
+            "Clones and snapshots that are not on record here, clones of those, and the vault that this one was made from, if it is one: each holds the same keys in a \
+             header of its own, and opens as before."
+                .into(),
+        );
         let shares = |tier| keys.keychain().epochs(tier).iter().any(|epoch| rotate::is_shared(header, tier, epoch));
         let zone = match header.has_private_zone() {
             true => "the zone that it was in".into(),

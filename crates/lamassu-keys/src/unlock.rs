@@ -256,7 +256,8 @@ impl Unlocked {
     /// Gives the header a new file key and a single slot, for `new`. Returns its id. A holder of the old file key, such
     /// as anyone with an old slot and a copy of the header, cannot open later headers. Other slots cannot be kept,
     /// since their secrets are unknown. Nor can the history, which is sealed under the file key: it is set aside, and
-    /// the next entry starts a new one.
+    /// the next entry starts a new one. What it has on record of copies has to be read before
+    /// ([`crate::History::copies`]), and to be given to [`crate::Update::record_renewed`].
     ///
     /// # Errors
     /// As [`Unlocked::add_slot`]. Both are then unchanged.

@@ -13,17 +13,19 @@
 //! | `opened` | open vaults, and their exports |
 //! | `plugin` | the work of each callback |
 //! | `metrics` | counts of each export, in a file |
+//! | `files` | files for other programs: whole whenever they are read; the one with the process id |
 //! | `end` | disconnects idle clients when nbdkit is to end |
 //! | `failure` | errors, their errno, and how the process that started nbdkit learns of them |
 //! | `log` | log events as messages of nbdkit |
 //!
-//! Locks: those of `plugin` are held alone, but that of open vaults (`OPENED`) is held for reading during each request,
-//! and the vault takes its own under it.
+//! Locks: those of `plugin` are held alone, but that of open vaults (`SERVING`) is held for reading during each
+//! request, and the vault takes its own under it.
 #![allow(missing_docs)]
 
 mod abi;
 mod end;
 mod failure;
+mod files;
 mod log;
 mod metrics;
 mod opened;

@@ -5,12 +5,11 @@
 //! Names of exports are letters, digits, `.`, `_`, `-`, `@` and `/`: they need no escapes.
 
 use crate::failure::Result;
+use crate::files;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::fs::File;
-use std::io::{self, Write as _};
-use std::os::unix::fs::OpenOptionsExt;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -144,21 +143,7 @@ impl Metrics {
 
     fn write(&self, file: &Path) -> io::Result<()> {
         let is_writing = self.is_writing.lock();
-        if !*is_writing {
-            return Ok(());
-        }
-        let mut name = file.file_name().unwrap_or_default().to_owned();
-        // Collectors read the files whose names end in `.prom`.
-        name.push(".new");
-        let new = file.with_file_name(name);
-        // Made anew: another user may have made it, or a link of that name. A killed process leaves its own.
-        match std::fs::remove_file(&new) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
-        let mut to = File::options().write(true).create_new(true).mode(0o644).open(&new)?;
-        to.write_all(self.text().as_bytes())?;
-        std::fs::rename(&new, file)
+        if *is_writing { files::replace(file, self.text().as_bytes()) } else { Ok(()) }
     }
 
     fn text(&self) -> String {

@@ -41,6 +41,7 @@ pub struct Export {
 pub struct Prepared {
     settings: VaultSettings,
     policy: Policy,
+    source: KeySource,
     loaded: Loaded,
 }
 
@@ -65,6 +66,9 @@ pub fn prepare(settings: Settings) -> Result<Vec<Prepared>> {
         lamassu_host::served_keys::ask_as(&policy.anchors);
         prepared.push(Prepared::of(vault, policy)?);
     }
+    // What gave the keys does not stay in the environment of the process that serves, nor among its descriptors. After
+    // the last one: several vaults may have one source.
+    prepared.iter().for_each(|vault| vault.source.forget());
     Ok(prepared)
 }
 
@@ -80,7 +84,7 @@ impl Prepared {
         let subject = printable(&settings.dir.display().to_string());
         let loaded = source.load(&Ask { subject: &subject, purpose: Purpose::Unlock, stdin: true })?;
         loaded.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
-        Ok(Prepared { settings, policy, loaded })
+        Ok(Prepared { settings, policy, source, loaded })
     }
 }
 
@@ -180,7 +184,7 @@ impl Drop for Opened {
 
 impl OpenVault {
     fn open(prepared: Prepared) -> Result<OpenVault> {
-        let Prepared { settings, policy, loaded } = prepared;
+        let Prepared { settings, policy, source: _, loaded } = prepared;
         let found = Found::at(&policy, &settings.dir)?;
         let options = options(settings.read_only || found.header.is_snapshot());
         let (unsealed, succession) = found.unlock(&policy, &loaded.material, settings.slot)?;

@@ -2,6 +2,7 @@
 
 use crate::end;
 use crate::failure::{Failure, Report, Result};
+use crate::files::Pidfile;
 use crate::log;
 use crate::metrics::{Connected, Metrics, Operation};
 use crate::opened::{Export, Opened, Prepared, prepare};
@@ -22,12 +23,35 @@ static SETTINGS: Mutex<Option<Settings>> = Mutex::new(None);
 static PREPARED: Mutex<Vec<Prepared>> = Mutex::new(Vec::new());
 /// The process that the keys were loaded in.
 static READY_IN: OnceLock<u32> = OnceLock::new();
-static OPENED: RwLock<Option<Opened>> = RwLock::new(None);
+static SERVING: RwLock<Option<Serving>> = RwLock::new(None);
 static METRICS: Metrics = Metrics::new();
 /// Where they are written, if anywhere.
 static METRICS_FILE: OnceLock<PathBuf> = OnceLock::new();
+/// Where the process id is written, if anywhere.
+static PIDFILE: OnceLock<PathBuf> = OnceLock::new();
 /// Where the outcome of the start is reported.
 static REPORT: OnceLock<Mutex<Option<Report>>> = OnceLock::new();
+
+/// What is there while clients can connect.
+struct Serving {
+    pidfile: Option<Pidfile>,
+    opened: Opened,
+}
+
+impl Serving {
+    /// Opens the vaults, and then says that they are open.
+    fn begin(prepared: Vec<Prepared>) -> Result<Serving> {
+        let opened = Opened::open(prepared)?;
+        let pidfile = PIDFILE.get().cloned().map(Pidfile::write).transpose()?;
+        Ok(Serving { pidfile, opened })
+    }
+
+    /// The reverse: the next server of the vaults may write the same file.
+    fn end(self) -> Result<()> {
+        drop(self.pidfile);
+        self.opened.close()
+    }
+}
 
 /// Keeps keys out of core dumps and away from tracers.
 pub fn load() {
@@ -54,6 +78,9 @@ pub fn get_ready() -> Result<()> {
     if let Some(file) = settings.metrics.take() {
         let _ = METRICS_FILE.set(file);
     }
+    if let Some(file) = settings.pidfile.take() {
+        let _ = PIDFILE.set(file);
+    }
     if let Some(to) = settings.report {
         let report = crate::abi::descriptor(to)?;
         let _ = REPORT.set(Mutex::new(Some(Report::new(report))));
@@ -75,28 +102,31 @@ pub fn after_fork() -> Result<()> {
     }
     // First: if it fails, no vault is open.
     let counted = METRICS_FILE.get().map_or(Ok(()), |file| METRICS.write_to(file.clone()));
-    told(counted.and_then(|()| Opened::open(prepared)).and_then(|opened| {
-        *OPENED.write() = Some(opened);
+    told(counted.and_then(|()| Serving::begin(prepared)).and_then(|serving| {
+        *SERVING.write() = Some(serving);
         end::watch(commit)
     }))
 }
 
-/// Reports how the start went, if a process waits for that.
+/// Reports how the start went, if a process waits for that. After a failure nbdkit ends without a further callback.
 fn told(how: Result<()>) -> Result<()> {
-    match REPORT.get().and_then(|report| report.lock().take()) {
+    let how = match REPORT.get().and_then(|report| report.lock().take()) {
         Some(report) => match report.tell(&how) {
             Ok(()) => how.map_err(|_| Failure::Told),
             // The waiting process ended before nbdkit could ask to be ended with it. So this process ends too: no
             // unknown server stays behind.
-            Err(error) => {
-                if let Some(opened) = OPENED.write().take() {
-                    opened.close()?;
-                }
-                Err(error.into())
-            }
+            Err(error) => Err(error.into()),
         },
         None => how,
-    }
+    };
+    how.or_else(|error| serving_ends().and(Err(error)))
+}
+
+/// Closes the vaults, if they are open.
+fn serving_ends() -> Result<()> {
+    // Held until they are closed: whoever commits meanwhile waits.
+    let mut serving = SERVING.write();
+    serving.take().map_or(Ok(()), Serving::end)
 }
 
 /// Writes everything to the store.
@@ -112,16 +142,14 @@ pub fn cleanup() {
     if let Some(file) = METRICS_FILE.get() {
         METRICS.end(file);
     }
-    if let Some(opened) = OPENED.write().take()
-        && let Err(error) = opened.close()
-    {
+    if let Err(error) = serving_ends() {
         tracing::error!(%error, "a vault was not closed as it should be: data that were not flushed may be lost");
         std::process::exit(NOT_CLOSED);
     }
 }
 
 fn opened<T>(with: impl FnOnce(&Opened) -> Result<T>) -> Result<T> {
-    OPENED.read().as_ref().map_or(Err(Failure::NoExport), with)
+    SERVING.read().as_ref().map_or(Err(Failure::NoExport), |serving| with(&serving.opened))
 }
 
 pub fn exports() -> Result<Vec<Export>> {

@@ -23,6 +23,7 @@ anchor=FILE          The vault's anchor, if it is not in the usual place.
 admin-key=HEX        The administrator who has to have signed all headers.
 admin-zone=FILE      The same, as this zone file pins them.
 metrics=FILE         Write counts of each export there, in Prometheus' text format.
+pidfile=FILE         Write the process id there when the vaults are open, and remove it at the end.
 argon2-any-memory=true, fips=true
                      As the options of `lamassu`.";
 
@@ -47,6 +48,8 @@ pub struct Settings {
     pub fips: bool,
     /// where counts are written
     pub metrics: Option<PathBuf>,
+    /// where the process id is written
+    pub pidfile: Option<PathBuf>,
     /// the descriptor of [`crate::failure::Report`]
     pub report: Option<i32>,
 }
@@ -71,6 +74,7 @@ impl Settings {
             "argon2-any-memory" => self.any_memory = boolean(key, value)?,
             "fips" => self.fips = boolean(key, value)?,
             "metrics" => self.metrics = Some(std::path::absolute(value)?),
+            "pidfile" => self.pidfile = Some(std::path::absolute(value)?),
             "report" => self.report = Some(number(key, value)?),
             _ => self.of_vault(key, value)?,
         }

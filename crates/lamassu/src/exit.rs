@@ -146,14 +146,18 @@ pub fn hint(error: &Error) -> Option<&'static str> {
     if is_in_use_elsewhere(error) {
         return Some(IN_USE_ELSEWHERE);
     }
-    match says_what_to_do(error.fault()) {
-        true => None,
-        false => code_of(error).hint(),
+    match (error.fault(), code_of(error)) {
+        (Fault::NotJoined(_), Code::AnchorServerDown) => Some(NOT_JOINED),
+        (fault, _) if says_what_to_do(fault) => None,
+        (_, code) => code.hint(),
     }
 }
 
 const DEAD_MOUNT: &str = "the process that served a mount there is gone: `lamassu umount MOUNTPOINT` takes the dead mount away (of another file \
     system: `fusermount3 -u`)";
+
+const NOT_JOINED: &str =
+    "is the server up, and this host connected to it? Then try again: the token is good for one use";
 
 const IN_USE_ELSEWHERE: &str =
     "unmount it there, or wait: a host that was killed or is out of touch loses the vault when its term is over";
@@ -269,7 +273,7 @@ impl From<FaultKind> for Code {
 
 fn code(fault: &Fault) -> Code {
     match fault {
-        Fault::Host(e) => FaultKind::from(e).into(),
+        Fault::Host(e) | Fault::NotJoined(e) => FaultKind::from(e).into(),
         Fault::Mount(e) => mount(e),
         Fault::MountOption(_) => Code::Usage,
         Fault::Gateway(e) => gateway(e),
@@ -420,6 +424,11 @@ mod tests {
         assert_eq!(hint(&dead.into()), Some(DEAD_MOUNT));
         let said = Fault::Mountpoint { path: "m".into(), source: gone() };
         assert!(said.to_string().contains("lamassu umount m") && hint(&said.into()).is_none());
+        // Of a vault there is no talk yet.
+        let fault = ServerFault::Unreachable { detail: "refused".into() };
+        let down = HostError::Vault(VaultError::Anchor(AnchorError::Server { server: "s".into(), fault }));
+        let down = crate::fault::Error::from(Fault::NotJoined(down));
+        assert_eq!((code_of(&down), hint(&down)), (Code::AnchorServerDown, Some(NOT_JOINED)));
     }
 
     /// Scripts rely on docs/cli.md: its table has each code, and no others.

@@ -361,6 +361,9 @@ pub enum Fault {
     /// Something killed the daemon before the mount was usable.
     #[error("the mount process was killed by signal {signal} before the mount was usable")]
     DaemonKilled { signal: i32 },
+    /// This host did not join a server.
+    #[error(transparent)]
+    NotJoined(HostError),
     /// The user's: no Lamassu mount is there.
     #[error("{path:?} does not lie in a mounted vault; without a mount, give the vault and the path in it: VAULT PATH")]
     NotInAMount { path: PathBuf },

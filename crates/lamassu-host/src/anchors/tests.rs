@@ -8,7 +8,7 @@ use lamassu_anchor::table::{Change, Space, Table, Visit};
 use lamassu_anchor::{Digest, ObjectId, Row, Token, TokenKey, VaultRow};
 use lamassu_format::name;
 use lamassu_keys::history::EventKind;
-use lamassu_keys::{Event, Material, Update, unlock};
+use lamassu_keys::{Event, Material, Update, header_file, unlock};
 use std::fs;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
@@ -303,8 +303,8 @@ impl Replacing for CutOffStep {
     }
 }
 
-/// A new file key begins a new history. Wherever that is cut off, the header in the store has its own history, as the
-/// anchor knows it, and both go on.
+/// A new file key begins a new history, with the copies on record. Wherever that is cut off, the header in the store
+/// has its own history, as the anchor knows it, and both go on.
 #[test]
 fn a_renewed_header_that_was_cut_off_opens_with_its_history() {
     let new_key = Material::new(lamassu_keys::SlotKind::Raw, lamassu_crypto::SecretBytes::new(vec![9; 32])).unwrap();
@@ -314,14 +314,18 @@ fn a_renewed_header_that_was_cut_off_opens_with_its_history() {
         let dir = tempfile::tempdir().unwrap();
         let (vault, policy) = anchored(dir.path());
         let in_vault = |file: &str| vault.join(file);
+        let present: VaultHeader = header_file::read(&in_vault(name::HEADER)).unwrap();
+        let backup = Event::new(EventKind::BackedUp).detail("file", "copy");
+        unlock(&present, &key()).unwrap().history(&vault, &present).unwrap().note(backup).unwrap();
         let before = fs::read(in_vault(name::HISTORY)).unwrap();
         let cut_off: Arc<dyn Witness> = Arc::new(CutOffAt { anchors: policy.anchors.clone(), at, dir: vault.clone() });
         let update = Update::begin(&in_vault(name::HEADER), &cut_off).unwrap();
         let mut header: VaultHeader = update.read().unwrap();
         let mut keys = unlock(&header, &key()).unwrap();
+        let copies = keys.history(&vault, &header).unwrap().copies().unwrap();
         keys.renew(&mut header, &slot).unwrap();
         let event = Event::new(EventKind::SlotChanged);
-        assert!(update.record(&mut header, &keys, &[event]).is_err(), "{at:?}");
+        assert!(update.record_renewed(&mut header, &keys, copies, &[event]).is_err(), "{at:?}");
         assert_eq!(fs::read(in_vault(name::HISTORY)).unwrap(), before, "{at:?}");
         if at >= Cut::Renamed {
             fs::rename(in_vault("kept"), in_vault(name::HEADER)).unwrap();
@@ -345,7 +349,8 @@ fn a_renewed_header_that_was_cut_off_opens_with_its_history() {
             let compared = compare_records(&vault, &anchor).unwrap();
             assert!(compared.findings.is_empty(), "{at:?}: {compared:?}");
         }
-        assert_eq!(events(), if is_new { vec!["restarted", "slot-changed"] } else { vec!["created"] }, "{at:?}");
+        let whole = if is_new { vec!["restarted", "backed-up", "slot-changed"] } else { vec!["created", "backed-up"] };
+        assert_eq!(events(), whole, "{at:?}");
         keys.history(&vault, &found.header).unwrap().note(Event::new(EventKind::Loaded)).unwrap();
         assert_eq!(events().last().unwrap(), "loaded");
         let kept = fs::read(in_vault(name::HISTORY_BROKEN)).ok();
@@ -355,6 +360,23 @@ fn a_renewed_header_that_was_cut_off_opens_with_its_history() {
         let known = (anchor.vault().header, anchor.vault().next_history);
         assert!(matches!(known, (Sealed::Is(_), None)), "{at:?}");
     }
+}
+
+/// A renewal that is under way may have read the history already.
+#[test]
+fn no_copy_is_noted_while_the_header_is_being_replaced() {
+    let dir = tempfile::tempdir().unwrap();
+    let (vault, policy) = anchored(dir.path());
+    let update = Update::begin(&vault.join(name::HEADER), &policy.witness()).unwrap();
+    let header: VaultHeader = update.read().unwrap();
+    let (bytes, before) = (fs::read(vault.join(name::HEADER)).unwrap(), fs::read(vault.join(name::HISTORY)).unwrap());
+    let keys = unlock(&header, &key()).unwrap();
+    let record = || crate::restore::record_copy(&policy, &vault, (&header, &keys), Path::new("copy"), &bytes);
+    assert!(record().is_err());
+    assert_eq!(fs::read(vault.join(name::HISTORY)).unwrap(), before);
+    drop(update);
+    record().unwrap();
+    assert_ne!(fs::read(vault.join(name::HISTORY)).unwrap(), before);
 }
 
 /// A second renewal, after one that was cut off before its history was in place, and cut off in turn: the header in

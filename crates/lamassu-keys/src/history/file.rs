@@ -1,6 +1,7 @@
 //! The file of a history: locked while it is read or appended to, never followed through a link.
 
 use super::chain::{self, End, Fault, HistoryEntry, Link, Report};
+use super::copies::Copies;
 use super::event::{Event, EventKind};
 use crate::KeyError;
 use crate::header_file::regular::{self, Links};
@@ -64,6 +65,8 @@ pub struct History {
     id: [u8; 16],
     key: Secret<32>,
     mark: Option<HistoryMark>,
+    /// of the one whose place it takes, which another key sealed
+    copies: Option<Copies>,
 }
 
 /// A scanned file.
@@ -112,12 +115,17 @@ fn reaches_at(path: &Path, remembered: HistoryMark) -> Result<bool, HistoryError
 
 impl History {
     pub(super) fn new(path: PathBuf, id: [u8; 16], key: Secret<32>, mark: Option<HistoryMark>) -> History {
-        History { path, id, key, mark }
+        History { path, id, key, mark, copies: None }
     }
 
     /// The same history, at the vault's new place.
     pub fn moved_to(self, dir: &Path) -> History {
         History { path: dir.join(name::HISTORY), ..self }
+    }
+
+    /// The same, as one that begins with these copies on record: another key sealed the one that is there.
+    pub(super) fn taking_over(self, copies: Option<Copies>) -> History {
+        History { copies, ..self }
     }
 
     /// The lower bound of its length.
@@ -160,6 +168,19 @@ impl History {
         Ok(report)
     }
 
+    /// What it has on record of copies, for the history that takes its place. What cannot be read is no error: see
+    /// [`Copies::lacks`].
+    ///
+    /// # Errors
+    /// [`HistoryError::Busy`].
+    pub fn copies(&self) -> Result<Copies, HistoryError> {
+        match self.read() {
+            Ok(report) => Ok(Copies::of(report)),
+            Err(busy @ HistoryError::Busy { .. }) => Err(busy),
+            Err(error) => Ok(Copies::unread(error.to_string())),
+        }
+    }
+
     /// Appends an event that does not change the header: a mount, a copy of the header.
     ///
     /// # Errors
@@ -170,7 +191,7 @@ impl History {
         if let Some(fault) = scanned.fault {
             return Err(HistoryError::Damaged { path: shown(&self.path), fault }.into());
         }
-        self.extend(&file, &scanned, std::slice::from_ref(&event))?;
+        self.extend(&file, &scanned, [HistoryEntry::of(&event)])?;
         event.announce(&self.path);
         Ok(())
     }
@@ -181,17 +202,20 @@ impl History {
     pub(super) fn append(&mut self, events: &[Event]) -> Result<Appended, KeyError> {
         let goes_on = |mark| Appended { mark, begins: false };
         let elsewhere = "what was there is sealed under an earlier file key, or damaged";
+        let entries = || events.iter().map(HistoryEntry::of);
         let fault = match self.open_and_scan() {
+            Ok(_) if self.copies.is_some() => "the file key was renewed".into(),
             // A single entry that does not open looks like a torn one, but may be the whole earlier history.
             Ok((_, Scanned { fault: None, len: 0, end: End::Torn(_), .. })) if self.mark.is_none() => elsewhere.into(),
             Ok((file, Scanned { fault: None, link, len, end })) => {
-                return self.extend(&file, &Scanned { fault: None, link, len, end }, events).map(goes_on);
+                return self.extend(&file, &Scanned { fault: None, link, len, end }, entries()).map(goes_on);
             }
             // It is missing, and was just created again.
             Ok((file, Scanned { fault: Some(fault), link, len: 0, end: End::Clean })) => {
-                let events = self.restarted(&fault.to_string(), None, events);
+                let said = self.restarted(&fault.to_string(), None, &Copies::unread(fault.to_string()));
+                let entries = std::iter::once(said).chain(entries());
                 return self
-                    .extend(&file, &Scanned { fault: None, link, len: 0, end: End::Clean }, &events)
+                    .extend(&file, &Scanned { fault: None, link, len: 0, end: End::Clean }, entries)
                     .map(goes_on);
             }
             // The header has no mark, as after its file key was renewed.
@@ -202,12 +226,16 @@ impl History {
             Err(error @ HistoryError::Busy { .. }) => return Err(error.into()),
             Err(error) => error.to_string(),
         };
-        Ok(Appended { mark: self.begin(&fault, events)?, begins: true })
+        Ok(Appended { mark: self.begin(&fault, entries())?, begins: true })
     }
 
     /// Begins another history, under a name of its own. What is in the history's place stays: it belongs to the header
     /// that is in place.
-    fn begin(&mut self, fault: &str, events: &[Event]) -> Result<HistoryMark, KeyError> {
+    fn begin(&mut self, fault: &str, entries: impl IntoIterator<Item = HistoryEntry>) -> Result<HistoryMark, KeyError> {
+        let copies = match self.copies.take() {
+            Some(copies) => copies,
+            None => self.copies_before(fault)?,
+        };
         // It is the history of the header in place, and was not put in its place.
         if self.begun()?.is_some() {
             return Err(HistoryError::Busy { path: shown(&self.path) }.into());
@@ -218,7 +246,7 @@ impl History {
             let aside = path.with_file_name(self.name_to_keep_under()?);
             std::fs::rename(&path, aside).map_err(self.failed("set aside"))?;
         }
-        let kept = self.name_to_keep_under()?;
+        let kept = if self.is_in_the_way() { Some(self.name_to_keep_under()?) } else { None };
         let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path);
         let file = file.map_err(self.failed("begin"))?;
         // A reader may have found it already.
@@ -230,8 +258,14 @@ impl History {
             }
         }
         self.mark = None;
-        let events = self.restarted(fault, Some(&kept), events);
-        self.extend(&file, &Scanned { link: Link::START, len: 0, end: End::Clean, fault: None }, &events)
+        let said = self.restarted(fault, kept.as_deref(), &copies);
+        let entries = std::iter::once(said).chain(copies.entries).chain(entries);
+        self.extend(&file, &Scanned { link: Link::START, len: 0, end: End::Clean, fault: None }, entries)
+    }
+
+    /// What can be read of a history that is damaged, or that another key sealed.
+    fn copies_before(&self, fault: &str) -> Result<Copies, HistoryError> {
+        Ok(self.copies()?.lacking(fault))
     }
 
     /// Puts the history that begins with the header into its place, after the header was replaced. After an
@@ -266,8 +300,7 @@ impl History {
     /// Renames the history that begins with the header in place, if there is one. False: there is none.
     fn take_over(&self) -> Result<bool, HistoryError> {
         let Some(_locked) = self.begun()? else { return Ok(false) };
-        // One that is empty was made just now.
-        if self.path.symlink_metadata().is_ok_and(|there| !there.is_file() || there.len() > 0) {
+        if self.is_in_the_way() {
             self.set_aside()?;
         }
         std::fs::rename(self.begun_path(), &self.path).map_err(self.failed("rename"))?;
@@ -295,15 +328,20 @@ impl History {
         File::open(dir).and_then(|d| d.sync_all()).map_err(self.failed("sync the directory of"))
     }
 
-    /// The events, after one that says why the history starts again.
-    fn restarted(&self, fault: &str, kept_as: Option<&str>, events: &[Event]) -> Vec<Event> {
-        let said = Event::new(EventKind::Restarted).detail("fault", fault);
+    /// The entry that says why the history starts again.
+    fn restarted(&self, fault: &str, kept_as: Option<&str>, copies: &Copies) -> HistoryEntry {
+        let said = copies.told_in(Event::new(EventKind::Restarted).detail("fault", fault));
         let said = match kept_as {
             Some(name) => said.detail("kept_as", name),
             None => said,
         };
         said.announce(&self.path);
-        std::iter::once(said).chain(events.iter().cloned()).collect()
+        HistoryEntry::of(&said)
+    }
+
+    /// Whether there is something in the history's place. A file that is empty was made just now.
+    fn is_in_the_way(&self) -> bool {
+        self.path.symlink_metadata().is_ok_and(|there| !there.is_file() || there.len() > 0)
     }
 
     /// Renames whatever is in the history's place.
@@ -345,11 +383,16 @@ impl History {
         if self.take_over()? { open() } else { there }
     }
 
-    fn extend(&mut self, file: &File, scanned: &Scanned, events: &[Event]) -> Result<HistoryMark, KeyError> {
+    fn extend(
+        &mut self,
+        file: &File,
+        scanned: &Scanned,
+        entries: impl IntoIterator<Item = HistoryEntry>,
+    ) -> Result<HistoryMark, KeyError> {
         let (mut bytes, mut link) = (Vec::new(), scanned.link);
-        for event in events {
-            let (entry, next) = link.seal(&self.key, &self.id, &HistoryEntry::of(event))?;
-            bytes.extend_from_slice(&entry);
+        for entry in entries {
+            let (sealed, next) = link.seal(&self.key, &self.id, &entry)?;
+            bytes.extend_from_slice(&sealed);
             link = next;
         }
         let mut to = file;

@@ -9,18 +9,21 @@
 //! Guarantees: an entry is durable before the header that counts it is written, so a crash between the two leaves one
 //! more valid entry. A history that does not verify, or cannot be read, never prevents changes of keys: the next one
 //! starts by recording that. Nor is a history that another file key sealed, before `key renew` or after `key restore`.
+//! One that starts anew goes on with the copies of the keys that are on record, as far as they can be read (`copies`).
 //!
 //! Invariant: the header in place always has its history. So one that does not go on from the present one is written
 //! under a name of its own (`lamassu.history.new`), takes the place of the present one after the header was replaced,
 //! and is read there until then.
 
 mod chain;
+mod copies;
 mod event;
 mod file;
 
 pub use chain::{Fault, HistoryEntry, Report};
 #[cfg(feature = "testing")]
 pub(crate) use chain::{chain_of, read_chain};
+pub use copies::{Copies, Copy};
 pub use event::{Event, EventKind};
 pub(crate) use event::{host_name, user_name};
 pub use file::{History, HistoryError, reaches};
@@ -60,13 +63,33 @@ impl Update {
     /// Those of [`Update::replace`]; [`KeyError::History`] if the history cannot be written, and
     /// [`KeyError::HeaderAltered`], [`KeyError::OtherHeader`], [`KeyError::NotAdministrator`]: then nothing was
     /// replaced.
-    pub fn record<H: Header + Clone>(
+    pub fn record<H: Header + Clone>(self, header: &mut H, keys: &Unlocked, events: &[Event]) -> Result<(), KeyError> {
+        self.record_after(None, header, keys, events)
+    }
+
+    /// The same for a header whose file key was renewed. Its history begins with what the one before it has on record
+    /// of copies, and is durable with that before the header is replaced.
+    ///
+    /// # Errors
+    /// As [`Update::record`].
+    pub fn record_renewed<H: Header + Clone>(
+        self,
+        header: &mut H,
+        keys: &Unlocked,
+        copies: Copies,
+        events: &[Event],
+    ) -> Result<(), KeyError> {
+        self.record_after(Some(copies), header, keys, events)
+    }
+
+    fn record_after<H: Header + Clone>(
         mut self,
+        copies: Option<Copies>,
         header: &mut H,
         keys: &Unlocked,
         events: &[Event],
     ) -> Result<(), KeyError> {
-        self.write_down(header, keys, events)?;
+        self.write_down(copies, header, keys, events)?;
         let path = self.path().to_path_buf();
         self.replace(header)?;
         events.iter().for_each(|event| event.announce(&path));
@@ -83,7 +106,7 @@ impl Update {
         keys: &Unlocked,
         events: &[Event],
     ) -> Result<(), KeyError> {
-        self.write_down(header, keys, events)?;
+        self.write_down(None, header, keys, events)?;
         let path = self.path().to_path_buf();
         self.create(header)?;
         events.iter().for_each(|event| event.announce(&path));
@@ -92,6 +115,7 @@ impl Update {
 
     pub(crate) fn write_down<H: Header + Clone>(
         &mut self,
+        copies: Option<Copies>,
         header: &mut H,
         keys: &Unlocked,
         events: &[Event],
@@ -103,7 +127,7 @@ impl Update {
         keys.may_change(header)?;
         self.take_witness(header)?;
         let dir = self.path().parent().unwrap_or(Path::new("."));
-        let mut history = keys.history(dir, header)?;
+        let mut history = keys.history(dir, header)?.taking_over(copies);
         let Appended { mark, begins } = history.append(events)?;
         self.history_goes_to(mark, begins.then(|| Box::new(history) as Box<dyn Begun>));
         keys.set_mark(header, mark)

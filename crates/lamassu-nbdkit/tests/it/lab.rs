@@ -263,6 +263,11 @@ impl Served {
         assert!(status.success(), "{status}: {said}");
     }
 
+    /// The process that started it, and waits for its end.
+    pub fn parent(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Kills both processes at once, as the end of a machine does.
     pub fn kill_all(mut self) {
         let nbdkit = self.nbdkit();
@@ -272,7 +277,7 @@ impl Served {
     }
 
     /// The process of nbdkit.
-    fn nbdkit(&self) -> u32 {
+    pub fn nbdkit(&self) -> u32 {
         let children = format!("/proc/{0}/task/{0}/children", self.child.id());
         fs::read_to_string(children).unwrap().trim().parse().unwrap()
     }

@@ -1,9 +1,10 @@
 //! What an operator meets: checks before a start, counts, prompts that are ended, servers that were killed.
 
-use crate::lab::{Lab, has, python, run, until};
+use crate::lab::{Door, Lab, has, python, run, until};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 impl Lab {
     fn checked(&self, code: i32, args: &[&str]) -> String {
@@ -88,6 +89,51 @@ fn counts_of_each_export_are_written() {
     lab.checked(0, &["--socket", "s", "--metrics", "volumes.prom", "v"]);
 }
 
+/// nbdkit itself would write it before the plugin has opened the vaults.
+#[test]
+fn a_pidfile_is_there_while_clients_can_connect() {
+    if !has(&["nbdkit"]) {
+        return;
+    }
+    let lab = Lab::new();
+    lab.ok(&["volume", "create", "v", "a", "1M"]);
+    let file = lab.path("pid");
+    let words = lab.export_words(&["--socket", "s", "--pidfile", "pid", "--volume", "b", "v"]);
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    lab.code(3, &words);
+    assert!(!file.exists(), "the start has failed");
+    let served = lab.export(&["--pidfile", "pid", "v"]);
+    until("it is there", || file.exists());
+    assert_eq!(fs::read_to_string(&file).unwrap(), format!("{}\n", served.nbdkit()));
+    served.stop();
+    assert!(!file.exists());
+}
+
+/// A passphrase in the environment: neither the process that serves goes on with it, nor the one that waits.
+#[test]
+fn what_gave_a_key_is_forgotten() {
+    if !has(&["nbdkit"]) {
+        return;
+    }
+    let lab = Lab::new();
+    let words = lab.file("words", b"open every door");
+    fs::set_permissions(&words, PermissionsExt::from_mode(0o600)).unwrap();
+    lab.ok(&["init", "--key", &format!("passphrase:file:{words}"), "w"]);
+    let mut export = lab.command(&lab.export_words(&["--socket", "s", "-k", "passphrase:env:WORDS", "w"]));
+    export.env("WORDS", "open every door");
+    let served = lab.started(export, Door::Local(lab.path("s")));
+    for process in [served.nbdkit(), served.parent()] {
+        // Neither can be read by its own user.
+        let Ok(environment) = fs::read(format!("/proc/{process}/environ")) else {
+            eprintln!("NOTE: only root sees what is left: NOT tested");
+            continue;
+        };
+        let has = |text: &[u8]| environment.windows(text.len()).any(|found| found == text);
+        assert!(has(b"WORDS=") && !has(b"every door"), "{process}");
+    }
+    served.stop();
+}
+
 /// The plugin asks in nbdkit's process, before that has handlers of signals.
 #[test]
 fn a_prompt_that_is_ended_leaves_the_terminal_as_it_was() {
@@ -162,6 +208,35 @@ fn one_export_has_a_socket_also_after_a_kill() {
         assert_eq!(child.wait().unwrap().code(), Some(if n == one { 0 } else { 20 }), "{}", vaults[n]);
     }
     assert!(!lab.path("s").exists() && !lab.path("s.lock").exists());
+}
+
+/// The kernel connects clients to the socket of a server that waits for its last ones to end.
+#[test]
+fn an_export_waits_for_the_one_that_is_ending() {
+    if !has(&["nbdkit", "nbdinfo"]) {
+        return;
+    }
+    let lab = Lab::new();
+    lab.vault("w", "key");
+    ["v", "w"].iter().for_each(|vault| _ = lab.ok(&["volume", "create", vault, vault, "1M"]));
+    let first = lab.export(&["v"]);
+    let nbdkit = first.nbdkit().to_string();
+    let serves = |vault: &str| {
+        let uri = format!("nbd+unix:///{vault}?socket={}", lab.path("s").display());
+        Command::new("nbdinfo").arg(&uri).output().unwrap().status.success()
+    };
+    until("it serves", || serves("v"));
+    // It takes no client, as at its end.
+    run("kill", &["-STOP", &nbdkit]);
+    let mut second = lab.command(&lab.export_words(&["--socket", "s", "w"])).stderr(Stdio::null()).spawn().unwrap();
+    std::thread::sleep(Duration::from_secs(3));
+    assert!(second.try_wait().unwrap().is_none(), "it waits");
+    run("kill", &["-TERM", &nbdkit]);
+    run("kill", &["-CONT", &nbdkit]);
+    first.stop();
+    until("the second serves", || serves("w"));
+    run("kill", &["-TERM", &second.id().to_string()]);
+    assert!(second.wait().unwrap().success());
 }
 
 /// Keys that were loaded do not come along into a child.

@@ -39,28 +39,31 @@ fn clients_without_the_right_certificate_are_refused() {
     // Certificates: of an authority, the server, a client that it signed, and one that another authority signed.
     std::fs::create_dir(lab.path("pki")).unwrap();
     run("sh", &["-c", &format!("cd {}/pki && {CERTIFICATES}", lab.path("").display())]);
-    let words = ["--tls-certificates", "pki", "--tls-verify-peer", "v"];
+    let with = |served: &Served, dir: &str| {
+        let how = format!("tls-certificates={}", lab.path("pki").join(dir).display());
+        connect(&served.tls_uri("a", "", &how).replace("//@", "//"))
+    };
+    let words = ["--tls-certificates", "pki", "v"];
     for start in [Lab::export, Lab::listen] {
         let served = start(&lab, &words);
-        let with = |dir: &str| {
-            let how = format!("tls-certificates={}", lab.path("pki").join(dir).display());
-            connect(&served.tls_uri("a", "", &how).replace("//@", "//"))
-        };
-        let good = with("client");
+        let good = with(&served, "client");
         assert!(good.status.success(), "{}", String::from_utf8_lossy(&good.stderr));
-        assert!(!with("stranger").status.success());
+        assert!(!with(&served, "guest").status.success(), "one that has no certificate");
+        assert!(!with(&served, "stranger").status.success());
         assert!(!connect(&served.uri("a")).status.success(), "without TLS");
         served.stop();
     }
-    // Without --tls-verify-peer it is the server alone who shows who it is: to clients that know its authority.
-    let served = lab.listen(&["--tls-certificates", "pki", "v"]);
-    let knows = |dir: &str| {
-        let how = format!("tls-certificates={}", lab.path("pki").join(dir).display());
-        connect(&served.tls_uri("a", "", &how).replace("//@", "//")).status.success()
-    };
-    assert!(knows("guest"));
-    assert!(!knows("misled"));
+    // Then it is the server alone who shows who it is: to clients that know its authority.
+    let served = lab.listen(&["--tls-any-client", "--tls-certificates", "pki", "v"]);
+    assert!(with(&served, "guest").status.success());
+    assert!(!with(&served, "misled").status.success());
     served.stop();
+    // Without the authority nobody could be verified.
+    std::fs::remove_file(lab.path("pki/ca-cert.pem")).unwrap();
+    let words = lab.export_words(&["--listen", "127.0.0.1:0", "--tls-certificates", "pki", "v"]);
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let said = lab.code(1, &words).1;
+    assert!(said.contains("--tls-certificates: pki/ca-cert.pem"), "{said}");
 }
 
 /// Connects by TLS, and writes.

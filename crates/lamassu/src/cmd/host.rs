@@ -1,6 +1,6 @@
 //! `lamassu host join`: makes this host known to a server that keeps anchors of shared vaults.
 
-use crate::fault::{Context, Result};
+use crate::fault::{Context, Fault, Result};
 use crate::output::Ui;
 use lamassu_host::{Error, JoinToken};
 use std::io::{IsTerminal, Read};
@@ -38,7 +38,7 @@ pub fn run(ui: &Ui, command: &HostCommand) -> Result<()> {
     let line = read(ui, args)?;
     let garbled = |_| Error::Usage("this is no token of `lamassu-server enrol`: it was cut off, or changed");
     let token: JoinToken = line.parse().map_err(garbled)?;
-    let joined = ui.policy.anchors.join(&token)?;
+    let joined = ui.policy.anchors.join(&token).map_err(Fault::NotJoined)?;
     ui.note(format_args!("joined {} as {}", joined.server, joined.host));
     if joined.is_replaced {
         ui.warn("this host had joined that server before, and its former identity there is replaced: if that had another name, `lamassu-server host revoke` it");

@@ -136,6 +136,18 @@ fn nothing_opens_the_vault_and_the_receipt_says_what_still_would() {
     b.run(&format!("receipt verify --audit-key {public} r")).code(26).says("does not verify");
 }
 
+/// What is printed when all is done may be lost: there is no receipt but in a file, which is there before.
+#[test]
+fn a_receipt_is_a_file() {
+    let b = Bench::new();
+    vault(&b);
+    b.run("dataset create v d").ok();
+    for line in ["key destroy --yes", "dataset destroy --shred-key --yes"] {
+        b.run(&format!("{line} --audit-key raw:file:audit v")).code(2).says("--receipt");
+    }
+    assert_eq!(b.run("ls v").ok().text(), "d\nx\n");
+}
+
 /// Whoever can write to the store can say that keys were destroyed; the administrator has not signed that.
 #[test]
 fn a_forged_destruction_is_told_from_a_true_one() {

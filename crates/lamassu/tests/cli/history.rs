@@ -1,5 +1,6 @@
 //! lamassu history: what commands and mounts write down, what is found when it is changed, and what goes to syslog.
 
+use crate::destroy::{DESTROY, receipt, vault};
 use crate::support::{Bench, flip};
 use serde_json::Value;
 use std::os::unix::net::UnixDatagram;
@@ -251,6 +252,90 @@ fn a_renewed_header_keeps_the_history_from_before() {
     b.run("key renew v").ok();
     assert!(std::fs::read(b.path("v/lamassu.history.broken")).unwrap() == before);
     assert_eq!(events(&b, "v"), ["restarted", "slot-changed"]);
+}
+
+/// The copies have the keychain of the renewed header, too: they matter until its epochs are retired, and after.
+#[test]
+fn copies_stay_on_record_when_the_file_key_is_renewed() {
+    let b = Bench::new();
+    let public = vault(&b);
+    b.run("key backup -k raw:file:key v copy").ok();
+    b.run("snapshot v monday").ok();
+    b.run("clone v w").ok();
+    let of_copies = |all: Vec<Value>| -> Vec<Value> {
+        let without_number = |mut entry: Value| {
+            entry.as_object_mut().unwrap().remove("sequence");
+            entry
+        };
+        let is_one = |entry: &Value| ["backed-up", "cloned"].contains(&entry["event"].as_str().unwrap());
+        all.into_iter().filter(is_one).map(without_number).collect()
+    };
+    let before = of_copies(entries(&b, "v"));
+    assert_eq!(before.len(), 3);
+    // Entries that are made again would have another time.
+    std::thread::sleep(std::time::Duration::from_millis(1100));
+    for _ in 0..2 {
+        assert!(!b.run("key renew v").ok().err.contains("lack"));
+        assert_eq!(events(&b, "v"), ["restarted", "backed-up", "cloned", "cloned", "slot-changed"]);
+        let all = entries(&b, "v");
+        assert_eq!(all[0]["details"]["copies"], "taken over");
+        assert_eq!(of_copies(all), before);
+    }
+    let snapshot = before[1]["details"]["snapshot"].as_str().unwrap();
+    b.run("key rotate --outer v").ok();
+    b.run("rekey --outer v").ok();
+    let retired = b.run("key retire --outer 1 v").ok().says("/copy").says(snapshot);
+    assert!(!retired.err.contains("may lack"), "{}", retired.err);
+    b.run(&format!("{DESTROY} v")).ok().says("/copy");
+    let r = receipt(&b, &public);
+    assert!(r["backups"][0]["file"].as_str().unwrap().ends_with("/copy"), "{r}");
+    let kinds: Vec<_> = r["clones"].as_array().unwrap().iter().map(|clone| clone["kind"].clone()).collect();
+    assert_eq!(kinds, ["snapshot", "clone"]);
+    assert_eq!(r["clones"][0]["id"], snapshot);
+    let unknown = r["cannot_know"].to_string();
+    assert!(unknown.contains("Clones and snapshots that are not on record"), "{r}");
+    assert!(!unknown.contains("began anew"), "{r}");
+}
+
+/// What the store has damaged of a history, no later one has. All of them say so.
+#[test]
+fn a_history_that_may_lack_copies_says_so_to_the_end() {
+    let b = Bench::new();
+    b.run("init --anchor none v").ok();
+    b.key("audit");
+    let public = b.run("receipt key --audit-key raw:file:audit").ok().text().trim().to_owned();
+    let second = b.key("second");
+    for copy in ["one", "two"] {
+        b.run(&format!("key backup -k raw:file:key v {copy}")).ok();
+    }
+    b.run(&format!("key add -n {second} v")).ok();
+    let log = b.path("v/lamassu.history");
+    let good = std::fs::read(&log).unwrap();
+    let file = |entry: &Value| entry["details"]["file"].as_str().unwrap().rsplit('/').next().unwrap().to_owned();
+    flip(&log, ends(&good)[2] - 1);
+    b.run("key remove v 2").ok();
+    assert_eq!(events(&b, "v"), ["restarted", "backed-up", "slot-removed"]);
+    let lack = "may lack copies of the header";
+    b.run("key renew v").ok().says(lack).says("begun without all of an earlier one");
+    b.run("key renew v").ok().says(lack);
+    assert_eq!(events(&b, "v"), ["restarted", "backed-up", "slot-changed"]);
+    assert_eq!(file(&entries(&b, "v")[1]), "one");
+    // A renewal that finds it damaged, or gone.
+    let log_now = std::fs::read(&log).unwrap();
+    flip(&log, ends(&log_now)[1] - 1);
+    b.run("key renew v").ok().says(lack).says("does not verify");
+    assert_eq!(events(&b, "v"), ["restarted", "slot-changed"]);
+    std::fs::remove_file(&log).unwrap();
+    b.run("key renew v").ok().says(lack).says("cut off");
+    assert_eq!(events(&b, "v"), ["restarted", "slot-changed"]);
+    assert!(entries(&b, "v")[0]["details"]["kept_as"].is_null());
+    b.run("key rotate --outer v").ok();
+    b.run("rekey --outer v").ok();
+    b.run("key retire --outer 1 v").ok().says("may lack copies");
+    b.run(&format!("{DESTROY} v")).ok();
+    let r = receipt(&b, &public);
+    assert_eq!(r["history"]["verified"], true);
+    assert!(r["cannot_know"].to_string().contains("began anew"), "{r}");
 }
 
 /// A reader that keeps the anchor locked: the vault and its history stay as they were.

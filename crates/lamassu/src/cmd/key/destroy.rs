@@ -1,8 +1,8 @@
 //! `lamassu key destroy`: assured delete of a vault by its keys.
 //!
 //! Nothing is destroyed before everything that can be refused was: the key opens an administrator's slot, each key to
-//! be destroyed elsewhere opens a slot too, and the receipt could be written. A run that is cut off is finished by the
-//! next.
+//! be destroyed elsewhere opens a slot too, and the receipt was written, as far as things are. So the receipt is a file
+//! and no output: what is printed only afterwards may be lost. A run that is cut off is finished by the next.
 
 use crate::cmd::receipt;
 use crate::fault::{Context, Fault, Result};
@@ -20,7 +20,7 @@ use lamassu_keys::history::EventKind;
 use lamassu_keys::receipt::{AtServer, AuditKey, Receipt, ReceiptError};
 use lamassu_keys::{Ask, Event, FileError, KeyError, KeySource, Purpose, Unlocked, header_file};
 use std::io::IsTerminal;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -35,12 +35,13 @@ const WORD: &str = "destroy";
 /// How keys are destroyed.
 #[derive(clap::Args, Clone, Debug)]
 pub struct How {
-    /// Write the signed receipt to FILE. FILE must not exist, unless an interrupted run made it. Without this, the
-    /// receipt goes to standard output
+    /// Write a signed receipt to FILE, before anything is destroyed, and again when all is done. FILE must not exist,
+    /// unless an interrupted run made it
     #[arg(long, value_name = "FILE", requires = "audit_key")]
     receipt: Option<PathBuf>,
-    /// Sign a receipt with this key: 32 bytes, kept apart from the vault; `lamassu receipt key` prints its public half
-    #[arg(long, value_name = "SOURCE")]
+    /// Sign the receipt with this key: 32 bytes, kept apart from the vault. `lamassu receipt key` prints its public
+    /// half
+    #[arg(long, value_name = "SOURCE", requires = "receipt")]
     audit_key: Option<SourceText>,
     /// Destroy the key that --key (or SOURCE) names, too, at its KMIP server or in its token. Other vaults may have
     /// slots for that key: this cannot be detected
@@ -71,6 +72,18 @@ impl How {
     pub fn is_given(&self) -> bool {
         self.receipt.is_some() || self.audit_key.is_some() || self.yes || !self.with_server.is_empty()
     }
+
+    /// Where a receipt goes, and what signs it.
+    fn paper(&self) -> Result<Option<Paper<'_>>> {
+        let both = self.receipt.as_deref().zip(self.audit_key.as_ref());
+        both.map(|(file, key)| Ok(Paper { file, audit: receipt::load(key)? })).transpose()
+    }
+}
+
+/// What a receipt is made with.
+struct Paper<'a> {
+    file: &'a Path,
+    audit: AuditKey,
 }
 
 impl Destroy {
@@ -81,7 +94,7 @@ impl Destroy {
 }
 
 pub fn run(ui: &Ui, args: &Destroy) -> Result<()> {
-    let at = served::at(&args.dir).map(|at| at.path().to_path_buf());
+    let at = served::at(&args.dir)?.map(|at| at.path().to_path_buf());
     if let Some(mountpoint) = at.or_else(|| mounts::any_of_vault(&args.dir).map(|m| m.mountpoint.clone())) {
         return Err(Fault::RetireMounted { mountpoint }.into());
     }
@@ -99,7 +112,7 @@ pub fn run(ui: &Ui, args: &Destroy) -> Result<()> {
         return Err(lamassu_host::Error::NotAVault { dir: args.dir.clone() }.into());
     }
     let servers = servers(args)?;
-    let audit = args.how.audit_key.as_ref().map(receipt::load).transpose()?;
+    let paper = args.how.paper()?;
     // No process has it open from before it is looked at until it is done.
     let _lock = open::lock_out_writers(ui, &args.dir)?;
     let destruction = Destruction::begin(&path, &ui.policy.witness())?;
@@ -107,7 +120,7 @@ pub fn run(ui: &Ui, args: &Destroy) -> Result<()> {
         return Err(Fault::NotThatDataset { dir: args.dir.clone() }.into());
     }
     let mut run =
-        Run { ui, args, audit, servers, asked: Vec::new(), proven: Vec::new(), gone: Vec::new(), receipt: None };
+        Run { ui, args, paper, servers, asked: Vec::new(), proven: Vec::new(), gone: Vec::new(), receipt: None };
     match destruction.begun() {
         None => run.begin(destruction),
         Some(destroyed) => run.go_on(destruction, destroyed),
@@ -131,7 +144,7 @@ fn servers(args: &Destroy) -> Result<Vec<KeySource>> {
 struct Run<'a> {
     ui: &'a Ui,
     args: &'a Destroy,
-    audit: Option<AuditKey>,
+    paper: Option<Paper<'a>>,
     servers: Vec<KeySource>,
     /// what was asked of them, by this run and earlier ones
     asked: Vec<AtServer>,
@@ -139,7 +152,7 @@ struct Run<'a> {
     proven: Vec<String>,
     /// sources whose key is not there or not shown, where nothing tells that this vault's key was destroyed
     gone: Vec<String>,
-    /// where an audit key signs one
+    /// where one is made
     receipt: Option<Receipt>,
 }
 
@@ -158,8 +171,8 @@ impl Run<'_> {
         }
         // A draft is made in any case: it is what a person is shown. Without an audit key it is not kept.
         let throwaway;
-        let audit = match &self.audit {
-            Some(audit) => audit,
+        let audit = match &self.paper {
+            Some(paper) => &paper.audit,
             None => {
                 let key = lamassu_crypto::Secret::random()?;
                 throwaway = AuditKey::of(&lamassu_keys::Material::Key { kind: lamassu_keys::SlotKind::Raw, key })?;
@@ -189,14 +202,11 @@ impl Run<'_> {
         // From here on it is finished, also after Ctrl-C.
         signals::flag_only();
         let destroyed = draft.mark().map_err(KeyError::from)?;
-        if let Some(audit) = &self.audit {
-            if let Some(file) = &self.args.how.receipt {
-                // A run that was cut off before anything was destroyed may have left a draft.
-                let is_draft =
-                    receipt::read(file, &audit.public()).is_ok_and(|r| !r.complete && r.vault == draft.vault);
-                if file.symlink_metadata().is_ok() && !is_draft {
-                    return Err(FileError::Exists { path: file.clone() }.into());
-                }
+        if let Some(Paper { file, audit }) = &self.paper {
+            // A run that was cut off before anything was destroyed may have left a draft.
+            let is_draft = receipt::read(file, &audit.public()).is_ok_and(|r| !r.complete && r.vault == draft.vault);
+            if file.symlink_metadata().is_ok() && !is_draft {
+                return Err(FileError::Exists { path: file.into() }.into());
             }
             self.receipt = Some(draft);
             self.put_down()?;
@@ -207,10 +217,10 @@ impl Run<'_> {
             Err(error) => {
                 // The vault is whole: a receipt that says otherwise is none.
                 let whole = header_file::read::<VaultHeader>(&self.args.dir.join(name::HEADER));
-                if let (Some(file), Ok(header)) = (&self.args.how.receipt, whole)
+                if let (Some(paper), Ok(header)) = (&self.paper, whole)
                     && header.destroyed().is_none()
                 {
-                    let _ = std::fs::remove_file(file);
+                    let _ = std::fs::remove_file(paper.file);
                 }
                 Err(error)
             }
@@ -238,9 +248,11 @@ impl Run<'_> {
         // No key is asked for here, and what is left will be erased: a forged header must not lead to
         // that.
         self.ui.policy.check_signed(destruction.header()).with_context(|| self.args.dir.display().to_string())?;
-        let earlier = match (&self.audit, &self.args.how.receipt) {
-            (Some(audit), Some(file)) if file.symlink_metadata().is_ok() => Some(receipt::read(file, &audit.public())?),
-            _ => None,
+        let earlier = match &self.paper {
+            Some(Paper { file, audit }) if file.symlink_metadata().is_ok() => {
+                Some(receipt::read(file, &audit.public())?)
+            }
+            Some(_) | None => None,
         };
         if let Some(earlier) = &earlier
             && earlier.mark().map_err(KeyError::from)? != destroyed
@@ -255,8 +267,8 @@ impl Run<'_> {
         self.take_up(&destruction)?;
         self.ui.note("an earlier run was cut off; this one finishes it");
         signals::flag_only();
-        if let Some(audit) = &self.audit {
-            let bare = || Receipt::bare(&self.args.dir, destruction.header(), destroyed, audit);
+        if let Some(paper) = &self.paper {
+            let bare = || Receipt::bare(&self.args.dir, destruction.header(), destroyed, &paper.audit);
             self.receipt = Some(earlier.unwrap_or_else(bare));
         }
         self.finish(destruction)
@@ -312,17 +324,12 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// The receipt, as far as things are; on standard output only when all is done.
+    /// Writes the receipt, as far as things are.
     fn put_down(&mut self) -> Result<()> {
-        let (Some(receipt), Some(audit)) = (&mut self.receipt, &self.audit) else { return Ok(()) };
+        let (Some(receipt), Some(Paper { file, audit })) = (&mut self.receipt, &self.paper) else { return Ok(()) };
         receipt.set_servers(self.asked.clone());
         receipt.sign(audit);
-        match &self.args.how.receipt {
-            Some(file) => header_file::write_over(file, &receipt.to_json())?,
-            None if receipt.complete => output::print_bytes(&receipt.to_json())?,
-            None => {}
-        }
-        Ok(())
+        Ok(header_file::write_over(file, &receipt.to_json())?)
     }
 
     /// Says what stays readable, and asks. Whether a person was asked.

@@ -84,7 +84,7 @@ pub enum Key {
     Load(load::Load),
     /// Restore the header from a copy, after verifying that it opens the vault
     Restore(backup::Restore),
-    /// Make a vault's keys unrecoverable: erase every slot, leave the ciphertext, and print a signed receipt
+    /// Make a vault's keys unrecoverable: erase every slot, leave the ciphertext, and sign a receipt
     Destroy(destroy::Destroy),
 }
 
@@ -225,8 +225,8 @@ macro_rules! on_target {
 }
 
 pub fn run(ui: &Ui, command: Key) -> Result<()> {
-    if let Some(done) = on_mount(ui, &command) {
-        return done;
+    if on_mount(ui, &command)? {
+        return Ok(());
     }
     match command {
         Key::List(args) => on_target!(&served::dir_of(&args.dir)?, list(ui, &args)),
@@ -247,14 +247,20 @@ pub fn run(ui: &Ui, command: Key) -> Result<()> {
     }
 }
 
-/// Changes of slots where a vault is mounted: its daemon makes them.
-fn on_mount(ui: &Ui, command: &Key) -> Option<Result<()>> {
+/// Changes slots where a vault is mounted: its daemon does. False: it is not mounted, or the command is another one.
+fn on_mount(ui: &Ui, command: &Key) -> Result<bool> {
+    let (Key::Add(Add { dir, .. }) | Key::Remove(Remove { dir, .. }) | Key::Change(Change { dir, .. })) = command
+    else {
+        return Ok(false);
+    };
+    let Some(at) = served::of(dir)? else { return Ok(false) };
     match command {
-        Key::Add(args) => served::of(&args.dir).map(|at| mounted::add(ui, &at, args)),
-        Key::Remove(args) => served::of(&args.dir).map(|at| mounted::remove(ui, &at, args)),
-        Key::Change(args) => served::of(&args.dir).map(|at| mounted::change(ui, &at, args)),
-        _ => None,
+        Key::Add(args) => mounted::add(ui, &at, args)?,
+        Key::Remove(args) => mounted::remove(ui, &at, args)?,
+        Key::Change(args) => mounted::change(ui, &at, args)?,
+        _ => return Ok(false),
     }
+    Ok(true)
 }
 
 #[derive(Serialize)]

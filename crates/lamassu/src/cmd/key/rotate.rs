@@ -12,7 +12,7 @@ use lamassu_format::header::{VaultHeader, ZoneFile};
 use lamassu_fuse::control::Asked;
 use lamassu_host::control::protocol::{Epoch, Epochs, Request, ZoneParcel};
 use lamassu_host::rotation::{self, Alone, Proof, Renewed};
-use lamassu_keys::history::EventKind;
+use lamassu_keys::history::Copy;
 use lamassu_keys::{FileError, Purpose, Tier, Unlocked, header_file};
 use lamassu_vault::check::{Problem, Progress};
 use std::path::{Path, PathBuf};
@@ -121,7 +121,7 @@ pub struct ShowEpochs {
 
 pub fn rotate(ui: &Ui, args: &Rotate) -> Result<()> {
     let tier = args.tier.tier();
-    let epochs = match served::of(&args.dir) {
+    let epochs = match served::of(&args.dir)? {
         Some(mountpoint) => {
             let zone = match &args.zone {
                 Some(file) => Some(zone_parcel(ui, args, &mountpoint, file)?),
@@ -186,7 +186,7 @@ fn zone_parcel(ui: &Ui, args: &Rotate, at: &Asked, file: &Path) -> Result<ZonePa
 }
 
 pub fn renew(ui: &Ui, args: &Renew) -> Result<()> {
-    if let Some(at) = served::at(&args.dir) {
+    if let Some(at) = served::at(&args.dir)? {
         return Err(Fault::RetireMounted { mountpoint: at.path().into() }.into());
     }
     let source = args.key.source()?;
@@ -196,11 +196,16 @@ pub fn renew(ui: &Ui, args: &Renew) -> Result<()> {
     let unlocked = keys::try_slots(ui, alone.header(), &material, args.key.slot());
     let mut unlocked = unlocked.with_context(|| args.dir.display().to_string())?;
     keys::check_pinned(ui, alone.header()).with_context(|| args.dir.display().to_string())?;
-    let Renewed { slot, gone } = alone.renew(&mut unlocked, &material)?;
+    let Renewed { slot, gone, lacks } = alone.renew(&mut unlocked, &material)?;
     ui.note(format_args!("the file key is new; slot {slot} is the only one, opened as before"));
     let gone: Vec<String> = gone.iter().map(|s| format!("{} ({:?})", s.id, s.label)).collect();
     if !gone.is_empty() {
         ui.warn(format_args!("these slots are gone, add them again: {}", gone.join(", ")));
+    }
+    if let Some(why) = lacks {
+        ui.warn(format_args!(
+            "the new history may lack copies of the header, clones and snapshots that were once on record: {why}"
+        ));
     }
     Ok(())
 }
@@ -213,7 +218,7 @@ fn of(epochs: &Epochs, tier: Tier) -> &[Epoch] {
 }
 
 pub fn show_epochs(ui: &Ui, args: &ShowEpochs) -> Result<()> {
-    let epochs: Epochs = match served::at(&args.dir) {
+    let epochs: Epochs = match served::at(&args.dir)? {
         Some(mountpoint) => served::ask(&mountpoint, &Request::Epochs {})?,
         None => rotation::epochs(open::unlocked(ui, &args.dir, &args.key)?.keys.keychain()),
     };
@@ -232,7 +237,7 @@ pub fn show_epochs(ui: &Ui, args: &ShowEpochs) -> Result<()> {
 
 pub fn retire(ui: &Ui, args: &Retire) -> Result<()> {
     let (tier, epoch) = (args.tier.tier(), args.epoch);
-    if let Some(at) = served::at(&args.dir) {
+    if let Some(at) = served::at(&args.dir)? {
         return Err(Fault::RetireMounted { mountpoint: at.path().into() }.into());
     }
     let source = args.key.source()?;
@@ -248,16 +253,31 @@ pub fn retire(ui: &Ui, args: &Retire) -> Result<()> {
         tier.name()
     ));
     ui.note("copies of the header made before, and older copies of the store, still do");
-    say_backups(ui, args, &header, &unlocked);
+    say_copies(ui, args, &header, &unlocked);
     Ok(())
 }
 
-/// Header backups on record that hold the retired epoch.
-fn say_backups(ui: &Ui, args: &Retire, header: &VaultHeader, unlocked: &Unlocked) {
-    let Ok(report) = unlocked.history(&args.dir, header).and_then(|history| Ok(history.read()?)) else { return };
-    for entry in report.entries.iter().filter(|e| e.event == EventKind::BackedUp.name()) {
-        let place = entry.details.get("file").map_or("somewhere", String::as_str);
-        ui.warn(format_args!("a copy of the header made at {} holds it: {place}", text::time(entry.time as i64)));
+/// Copies on record that may hold the retired epoch.
+fn say_copies(ui: &Ui, args: &Retire, header: &VaultHeader, unlocked: &Unlocked) {
+    let report = match unlocked.history(&args.dir, header).and_then(|history| Ok(history.read()?)) {
+        Ok(report) => report,
+        Err(error) => return ui.warn(format_args!("which copies are on record is not known: {error}")),
+    };
+    for entry in &report.entries {
+        let made = text::time(i64::try_from(entry.time).unwrap_or(i64::MAX / 2));
+        match entry.copy() {
+            Some(Copy::Header(file)) => {
+                let place = if file.is_empty() { "somewhere".into() } else { text::printable(file) };
+                ui.warn(format_args!("a copy of the header made at {made} holds it: {place}"));
+            }
+            Some(Copy::Vault { kind, id }) => {
+                ui.warn(format_args!("a {kind} made at {made} holds it: {}", text::printable(id)));
+            }
+            None => {}
+        }
+    }
+    if report.lacks_copies() {
+        ui.warn("the history was damaged, or began anew after it was: it may lack copies that were once on record");
     }
 }
 

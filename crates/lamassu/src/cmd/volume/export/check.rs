@@ -13,17 +13,14 @@ use std::fs::File;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// What nbdkit reads from the directory of certificates.
+/// What nbdkit reads from the directory of certificates. The first is the authority that clients are verified by.
 const CERTIFICATES: [&str; 3] = ["ca-cert.pem", "server-cert.pem", "server-key.pem"];
 
 /// Checks the options, nbdkit with its plugin and filters, the files of TLS, the keys, and the volumes that are named.
 pub fn check(ui: &Ui, args: &Args) -> Result<()> {
     args.words(ui)?;
     loads(args)?;
-    if let Some(dir) = &args.tls_certificates {
-        CERTIFICATES.iter().try_for_each(|name| readable(&dir.join(name)))?;
-    }
-    args.tls_psk.iter().try_for_each(|file| readable(file))?;
+    tls_files(args)?;
     if let Some(dir) = args.socket.as_ref().and_then(|socket| socket.parent()).filter(|dir| *dir != Path::new("")) {
         dir.metadata().with_context(|| dir.display())?;
     }
@@ -48,8 +45,15 @@ fn loads(args: &Args) -> Result<()> {
     }
 }
 
-fn readable(file: &Path) -> Result<()> {
-    File::open(file).map(drop).with_context(|| file.display())
+/// Whether the files are there that TLS needs: nbdkit names none of them.
+pub(super) fn tls_files(args: &Args) -> Result<()> {
+    let readable = |option: &str, file: &Path| -> Result<()> {
+        File::open(file).map(drop).with_context(|| format!("{option}: {}", file.display()))
+    };
+    if let Some(dir) = &args.tls_certificates {
+        CERTIFICATES.iter().try_for_each(|name| readable("--tls-certificates", &dir.join(name)))?;
+    }
+    args.tls_psk.iter().try_for_each(|file| readable("--tls-psk", file))
 }
 
 /// Whether the key opens a vault, and the named volumes are in it.

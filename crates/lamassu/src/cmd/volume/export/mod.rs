@@ -7,7 +7,7 @@ mod check;
 mod socket;
 
 use crate::fault::{Fault, Result};
-use crate::keys::SourceText;
+use crate::keys::{KeyArg, SourceText};
 use crate::open;
 use crate::output::{Ui, print};
 use crate::signals;
@@ -32,7 +32,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 const EXAMPLES: &str = "\
 Examples:
   lamassu volume export --socket /run/vm1.sock /srv/store/vault
-  lamassu volume export --listen 0.0.0.0:10809 --tls-certificates /etc/nbd --tls-verify-peer /srv/v
+  lamassu volume export --listen 0.0.0.0:10809 --tls-certificates /etc/nbd /srv/store/vault
   lamassu volume export --socket /run/nbd.sock a=/disk1/vault b=/disk2/vault
   lamassu volume export -k raw:file:a.key -k raw:file:b.key --socket nbd.sock a=/disk1/a b=/disk2/b
   lamassu volume export --socket /run/vm1.sock --filter rate /srv/store/vault -- rate=100M
@@ -62,12 +62,13 @@ pub struct Args {
     /// TCP address to listen on; the usual port is 10809
     #[arg(long, value_name = "ADDRESS:PORT")]
     listen: Option<SocketAddr>,
-    /// Require TLS: directory with ca-cert.pem, server-cert.pem and server-key.pem
+    /// Require TLS, and of each client a certificate signed by the authority in ca-cert.pem: directory with that file,
+    /// server-cert.pem and server-key.pem
     #[arg(long, value_name = "DIR")]
     tls_certificates: Option<PathBuf>,
-    /// Refuse clients without a certificate signed by the same authority
+    /// Take clients without a certificate, too: anyone who reaches the port can read and write everything
     #[arg(long, requires = "tls_certificates")]
-    tls_verify_peer: bool,
+    tls_any_client: bool,
     /// Require TLS: file with the clients' pre-shared keys (psktool makes it)
     #[arg(long, value_name = "FILE", conflicts_with = "tls_certificates")]
     tls_psk: Option<PathBuf>,
@@ -91,7 +92,7 @@ pub struct Args {
     /// Write counts of each export to this file every few seconds, in Prometheus' text format
     #[arg(long, value_name = "FILE")]
     metrics: Option<PathBuf>,
-    /// File that is written when clients can connect
+    /// File for the server's process id: written when clients can connect, and removed at the end
     #[arg(long, value_name = "FILE")]
     pidfile: Option<PathBuf>,
     /// The nbdkit program [default: nbdkit]
@@ -129,8 +130,9 @@ pub fn run(ui: &Ui, args: &Args) -> Result<()> {
     if args.check {
         return check::check(ui, args);
     }
+    check::tls_files(args)?;
     let claim = args.socket.as_deref().map(Claim::take).transpose()?;
-    claim.iter().try_for_each(Claim::share)?;
+    claim.iter().try_for_each(|claim| claim.share(true))?;
     open::raise_descriptor_limit();
     let (read, write) = pipe_with(PipeFlags::CLOEXEC).map_err(std::io::Error::from)?;
     fcntl_setfd(&write, FdFlags::empty()).map_err(std::io::Error::from)?;
@@ -140,6 +142,8 @@ pub fn run(ui: &Ui, args: &Args) -> Result<()> {
     let started = command.spawn().map_err(|source| Fault::NoNbdkit { program: args.nbdkit.clone(), source });
     let child = started?;
     drop(write);
+    claim.iter().try_for_each(|claim| claim.share(false))?;
+    args.forget_keys();
     let done = served(ui, args, child, read);
     // The plugin asks for passphrases, and may have been ended by a signal meanwhile.
     before.iter().for_each(terminal::Settings::put_back);
@@ -217,17 +221,18 @@ impl Args {
         option("--tls-certificates", self.tls_certificates.as_ref().map(|path| path.as_os_str()));
         option("--tls-psk", self.tls_psk.as_ref().map(|path| path.as_os_str()));
         option("--threads", Some(self.threads.to_string().as_ref()));
-        option("--pidfile", self.pidfile.as_ref().map(|path| path.as_os_str()));
         self.filters.iter().for_each(|filter| option("--filter", Some(filter)));
         if self.tls_certificates.is_some() || self.tls_psk.is_some() {
             words.push("--tls=require".into());
         }
-        if self.tls_verify_peer {
+        if self.tls_certificates.is_some() && !self.tls_any_client {
             words.push("--tls-verify-peer".into());
         }
         words.push(self.plugin()?.into());
         words.extend(policy(ui));
         words.extend(self.metrics.iter().map(|file| parameter("metrics", file)));
+        // Not nbdkit's own option: nbdkit writes the file before the plugin opens the vaults.
+        words.extend(self.pidfile.iter().map(|file| parameter("pidfile", file)));
         self.vault_words(ui, &mut words)?;
         Ok(words)
     }
@@ -237,12 +242,23 @@ impl Args {
         match self.listen {
             Some(_) if !has_tls && !self.no_tls => Err(HostError::Usage(
                 "anyone who reaches the port could read and write everything, on a loopback address every user of this \
-                 machine: give --tls-certificates DIR or --tls-psk FILE, or --socket PATH instead; --no-tls if that is \
-                 intended",
+                 machine: give --tls-certificates DIR (then clients need a certificate) or --tls-psk FILE, or --socket \
+                 PATH instead; --no-tls if that is intended",
             )
             .into()),
             Some(_) | None => Ok(()),
         }
+    }
+
+    /// The sources of the vaults' keys, all given or the default one.
+    fn keys(&self) -> impl Iterator<Item = KeyArg> {
+        let given = self.key.iter().cloned().map(Some);
+        given.chain(self.key.is_empty().then_some(None)).map(KeyArg::of)
+    }
+
+    /// nbdkit has its own copies by now; this process goes on without them.
+    fn forget_keys(&self) {
+        self.keys().filter_map(|key| key.source().ok()).for_each(|source| source.forget());
     }
 
     fn vault_words(&self, ui: &Ui, words: &mut Vec<OsString>) -> Result<()> {

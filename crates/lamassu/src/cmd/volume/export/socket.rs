@@ -8,7 +8,7 @@ use crate::fault::{Fault, Result};
 use crate::signals;
 use rustix::io::{FdFlags, fcntl_setfd};
 use std::fs::{File, OpenOptions, TryLockError};
-use std::io;
+use std::io::{self, Read};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -17,6 +17,8 @@ use std::time::{Duration, Instant};
 /// How long to wait for an export that is ending, and how often to look.
 const ENDING: Duration = Duration::from_secs(30);
 const POLL: Duration = Duration::from_millis(20);
+/// How long a server may take to greet a client.
+const GREETING: Duration = Duration::from_secs(1);
 
 /// The right to serve on a socket.
 pub struct Claim {
@@ -26,7 +28,7 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// Takes it, and removes the socket of a server that was killed.
+    /// Takes it, and removes the socket of a server that was killed. Waits for a server that is ending, or only begins.
     ///
     /// # Errors
     /// [`Fault::SocketInUse`]; those of the file system; `Interrupted`.
@@ -48,7 +50,7 @@ impl Claim {
                 Err(TryLockError::Error(error)) => return Err(error.into()),
                 Err(TryLockError::WouldBlock) => {}
             }
-            if Instant::now() > deadline || UnixStream::connect(socket).is_ok() {
+            if Instant::now() > deadline || greets(socket) {
                 return Err(Fault::SocketInUse { socket: socket.into() }.into());
             }
             signals::check()?;
@@ -56,9 +58,10 @@ impl Claim {
         }
     }
 
-    /// Lets processes that this one starts hold it.
-    pub fn share(&self) -> Result<()> {
-        Ok(fcntl_setfd(&self.file, FdFlags::empty()).map_err(io::Error::from)?)
+    /// Whether processes that this one starts from now on hold it, too.
+    pub fn share(&self, is_shared: bool) -> Result<()> {
+        let flags = if is_shared { FdFlags::empty() } else { FdFlags::CLOEXEC };
+        Ok(fcntl_setfd(&self.file, flags).map_err(io::Error::from)?)
     }
 
     /// Removes a socket on which no process listens any more.
@@ -78,6 +81,16 @@ impl Drop for Claim {
         // While it is locked: no other process has a claim by this file, or gets one.
         let _ = std::fs::remove_file(&self.lock);
     }
+}
+
+/// Whether a server takes clients: NBD's greeting comes first, also before TLS. A server that is ending takes none, but
+/// the kernel still connects them to its socket.
+fn greets(socket: &Path) -> bool {
+    let heard = |mut stream: UnixStream| {
+        stream.set_read_timeout(Some(GREETING))?;
+        stream.read(&mut [0])
+    };
+    UnixStream::connect(socket).and_then(heard).is_ok_and(|bytes| bytes > 0)
 }
 
 /// Whether a path still leads to an open file.
