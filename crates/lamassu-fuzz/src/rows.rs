@@ -198,7 +198,7 @@ impl Judge {
             }),
             2 => {
                 let suite = bytes.one_of(&Suite::ALL);
-                let step = if bytes.u8() % 8 == 0 { bytes.u64() } else { 1 };
+                let step = if bytes.u8().is_multiple_of(8) { bytes.u64() } else { 1 };
                 let revision = lamassu_anchor::Revision(self.vault.revision.0.wrapping_add(step));
                 let degree_log2 = 4 - bytes.u8() % 2;
                 let vault = VaultRow { suite, revision, degree_log2, ..self.vault.clone() };

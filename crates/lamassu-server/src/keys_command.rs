@@ -47,14 +47,14 @@ pub enum KeysCommand {
         /// The key's name
         key: String,
     },
-    /// Delete a retired key for good. For a deleted key, print the same again
+    /// Delete a retired key for good. For a deleted key, say the same again
     Delete {
-        /// Write the signed receipt to FILE, which must not exist; without this, it goes to standard output
+        /// Write a signed receipt to FILE, which must not exist
         #[arg(long, value_name = "FILE", requires = "audit_key")]
         receipt: Option<PathBuf>,
-        /// Sign a receipt with this key: 32 bytes, kept apart from the server. `lamassu receipt key` prints its public
-        /// half
-        #[arg(long, value_name = "SOURCE")]
+        /// Sign the receipt with this key: 32 bytes, kept apart from the server. `lamassu receipt key` prints its
+        /// public half
+        #[arg(long, value_name = "SOURCE", requires = "receipt")]
         audit_key: Option<String>,
         /// The server's directory
         dir: PathBuf,
@@ -107,34 +107,29 @@ fn source(text: &str, role: &'static str) -> Result<KeySource> {
     text.parse().map_err(|source| ServerError::Source { role, source })
 }
 
-/// Signing and writing the receipt are checked before anything is deleted.
+/// Signing and writing the receipt are checked before anything is deleted. A server that has deleted the key says so
+/// again, so a receipt that was lost can be made again.
 fn delete(dir: &Path, key: String, receipt: Option<&Path>, audit_key: Option<String>) -> Result<()> {
     const OPTION: &str = "--audit-key";
     let failed = |source| ServerError::Source { role: OPTION, source };
-    let audit = match audit_key {
-        Some(text) => {
+    let paper = match receipt.zip(audit_key) {
+        Some((path, text)) => {
             let ask = Ask { subject: "the audit key", purpose: Purpose::Unlock, stdin: true };
             let loaded = source(&text, OPTION)?.load(&ask).map_err(failed)?;
-            Some(AuditKey::of(&loaded.material).map_err(failed)?)
+            Some((AuditKey::of(&loaded.material).map_err(failed)?, path, new_file(path)?))
         }
         None => None,
     };
-    let file = receipt.map(|path| new_file(path).map(|file| (path, file))).transpose()?;
     let deleted = asked(dir, KeyRequest::Delete { key }).inspect_err(|_| {
         let _ = receipt.map(fs::remove_file);
     })?;
     let KeyAnswer::Gone { server, gone } = deleted else { return Ok(()) };
-    let Some(audit) = audit else {
+    let Some((audit, path, mut file)) = paper else {
         return say(format_args!("key {} is gone", gone.key));
     };
     let json = KeyReceipt::signed(&server, gone, &audit).to_json();
-    match file {
-        Some((path, mut file)) => {
-            let written = file.write_all(&json).and_then(|()| file.sync_all());
-            written.map_err(|source| ServerError::File { op: "write", path: path.into(), source })
-        }
-        None => std::io::stdout().write_all(&json).map_err(ServerError::printing),
-    }
+    let written = file.write_all(&json).and_then(|()| file.sync_all());
+    written.map_err(|source| ServerError::File { op: "write", path: path.into(), source })
 }
 
 fn new_file(path: &Path) -> Result<File> {

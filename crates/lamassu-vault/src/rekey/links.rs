@@ -239,7 +239,18 @@ impl RekeyRun<'_> {
         if vault.anchored.is_none() {
             return Ok(());
         }
-        self.with_all_names(object, |run, all| run.exchange_all(&new, all, true).map(drop))
+        // And it may get one while its names are gathered.
+        for must_be_all in [false, false, true] {
+            let mut is_done = false;
+            self.with_all_names(object, |run, all| {
+                is_done = run.exchange_all(&new, all, must_be_all)?;
+                Ok(())
+            })?;
+            if is_done {
+                break;
+            }
+        }
+        Ok(())
     }
 
     /// Calls `work` with all names of an object, by whichever inodes. A node has one inode, so this does not go by

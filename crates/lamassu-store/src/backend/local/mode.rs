@@ -47,8 +47,9 @@ impl Patience {
         if self.since.is_none_or(|since| now.duration_since(since) >= PATIENCE_IN) {
             *self = Patience { since: Some(now), pauses: 0 };
         }
-        self.pauses += 1;
-        self.pauses <= PAUSES_MAX
+        let may_pause = self.pauses < PAUSES_MAX;
+        self.pauses += u32::from(may_pause);
+        may_pause
     }
 
     /// An open has succeeded after so many pauses.
