@@ -214,7 +214,6 @@ fn of_a_thousand_damaged_files_none_is_lost_and_the_log_is_short() {
         hear();
     }
     assert_eq!(count(&b, "page-seal"), FILES as u64);
-    let took = started.elapsed().as_secs() as usize + 1;
     let paths = || events(&b).iter().map(|e| e["path"].as_str().unwrap().to_owned()).collect::<HashSet<_>>().len();
     wait_for("every event", || paths() == FILES);
     wait_for("a summary", || {
@@ -226,7 +225,8 @@ fn of_a_thousand_damaged_files_none_is_lost_and_the_log_is_short() {
     b.unmount("m");
     hear();
     let events: Vec<_> = lines.iter().filter(|line| line.contains("page-seal") && !line.contains("EIO")).collect();
-    assert!(events.len() <= 20 * (took + 1), "{} lines in {took} s", events.len());
+    // Those of the last files may be written after these were read.
+    assert!(events.len() <= 20 * all_took, "{} lines in {all_took} s", events.len());
     assert!(lines.iter().any(|line| line.contains("suppressed=")), "{lines:?}");
 }
 
