@@ -333,6 +333,40 @@ mod tests {
         assert_eq!(code(&format!("{SIGNED},")), Err("AuthorizationHeaderMalformed".into()));
     }
 
+    /// The signed headers as [`s3s`] reads them: its `AuthorizationV4::parse`.
+    fn by_position(value: &str) -> Option<&str> {
+        let (algorithm, mut rest) = value.split_once(' ')?;
+        rest = rest.trim_start().strip_prefix("Credential=")?;
+        for _ in ["key", "date", "region", "service"] {
+            rest = rest.split_once('/')?.1;
+        }
+        rest = rest.strip_prefix("aws4_request,")?.trim_start().strip_prefix("SignedHeaders=")?;
+        let (signed, rest) = rest.split_once(',')?;
+        let signature = rest.trim_start().strip_prefix("Signature=")?;
+        (!algorithm.is_empty() && !signature.trim_end().contains(' ')).then_some(signed)
+    }
+
+    /// Of all orders of the pieces, no one passes that the library would read in another way.
+    #[test]
+    fn what_passes_is_read_as_the_library_reads_it() {
+        let (credential, rest) = SIGNED.split_once(' ').and_then(|(_, rest)| rest.split_once(", ")).expect("a form");
+        let (signed, signature) = rest.split_once(", ").expect("a form");
+        let pieces = [ALGORITHM, " ", ",", credential, signed, "SignedHeaders=host;x-amz-copy-source", signature, "/"];
+        let mut passed = 0;
+        for number in 0..pieces.len().pow(6) {
+            let mut value = ALGORITHM.to_owned();
+            for place in 0..6 {
+                value.push_str(pieces[number / pieces.len().pow(place) % pieces.len()]);
+                if let Some(found) = Authorization::parse(&value) {
+                    assert_eq!(by_position(&value), Some(found.signed_headers), "{value}");
+                    passed += 1;
+                }
+            }
+        }
+        assert!(passed > 0);
+        assert_eq!(by_position(SIGNED), Authorization::parse(SIGNED).map(|signed| signed.signed_headers));
+    }
+
     /// s3cmd signs for `US`, and leaves spaces out.
     #[test]
     fn a_region_that_does_not_exist_is_noticed() {

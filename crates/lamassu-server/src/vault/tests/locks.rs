@@ -2,16 +2,20 @@
 
 use super::*;
 
+/// A vault that is opened again, and two sessions from before.
+fn opened_again(common: &Common, callers: [&Caller; 2]) -> (Vault, [SessionId; 2]) {
+    let before = open(table(), common);
+    let sessions = callers.map(|caller| begin(&before, caller).0.session);
+    drop(before);
+    (open(table(), common), sessions)
+}
+
 /// Whoever has a vault look again until nothing is left would have it look for ever.
 #[test]
 fn a_vault_that_is_used_no_more_has_no_work_left() {
     let dir = tempfile::tempdir().unwrap();
     let (common, caller) = common(dir.path());
-    let sessions = {
-        let before = open(table(), &common);
-        [begin(&before, &caller).0.session, begin(&before, &caller).0.session]
-    };
-    let vault = open(table(), &common);
+    let (vault, sessions) = opened_again(&common, [&caller, &caller]);
     let resumes = |session, report| vault.resumes(&caller, session, report, channel(REPLIES_MAX).0);
     let line = resumes(sessions[0], report(1, &[])).unwrap_or_else(|_| panic!("it lasts")).line;
     let of = |owner: u64| {
@@ -37,11 +41,7 @@ fn whose_report_contradicts_anothers_ends_and_both_are_in_the_log() {
     let dir = tempfile::tempdir().unwrap();
     let (common, one) = common(dir.path());
     let two = admitted_as("two", &common.state);
-    let sessions = {
-        let before = open(table(), &common);
-        [&one, &two].map(|caller| begin(&before, caller).0.session)
-    };
-    let vault = open(table(), &common);
+    let (vault, sessions) = opened_again(&common, [&one, &two]);
     let locks = vec![Lock { key: KEY, range: Range::ALL, mode: Mode::Exclusive, pid: 1 }];
     for (caller, session) in [&one, &two].into_iter().zip(sessions) {
         let (held, kept, taken_over) = (Vec::new(), Vec::new(), Vec::new());
@@ -59,11 +59,7 @@ fn whose_report_contradicts_anothers_ends_and_both_are_in_the_log() {
 fn a_host_has_no_more_requests_that_wait_for_reports_than_it_may() {
     let dir = tempfile::tempdir().unwrap();
     let (common, caller) = common(dir.path());
-    let sessions = {
-        let before = open(table(), &common);
-        [begin(&before, &caller).0.session, begin(&before, &caller).0.session]
-    };
-    let vault = open(table(), &common);
+    let (vault, sessions) = opened_again(&common, [&caller, &caller]);
     let (replies, mut told) = channel(REPLIES_MAX);
     let resumed = vault.resumes(&caller, sessions[0], report(1, &[]), replies);
     let line = resumed.unwrap_or_else(|_| panic!("it lasts")).line;
