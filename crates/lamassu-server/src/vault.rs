@@ -481,6 +481,10 @@ impl Vault {
             });
         }
         inner.head = after;
+        // The next commit is judged by what this one counts.
+        if let Some(row) = policy::vault_row(changes) {
+            inner.row = row;
+        }
         inner.opened.extend(opens);
         inner.recent.push(base, changes);
         Ok(after)

@@ -82,7 +82,9 @@ impl Needles {
             let (from, to) = range.split_once('-').unwrap();
             let parse = |text| u64::from_str_radix(text, 16).unwrap();
             let (from, to) = (parse(from), parse(to));
-            if !rest.starts_with('r') {
+            // Nothing was written into what is mapped from a file for reading alone: most of it is the program.
+            let is_of_a_file = rest.contains(" /");
+            if !rest.starts_with('r') || (is_of_a_file && !rest.starts_with("rw")) {
                 continue;
             }
             let mut content = vec![0; usize::try_from(to - from).unwrap()];

@@ -26,7 +26,7 @@ mod tests;
 
 pub use current::Policies;
 pub use file::{COMMENTED, FILE, parse};
-pub use rows::{Judged, judge, violations};
+pub use rows::{Judged, judge, vault_row, violations};
 pub use shown::ShownRule;
 
 use lamassu_anchor::VaultRow;

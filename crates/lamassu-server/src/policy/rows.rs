@@ -111,6 +111,12 @@ pub fn judge(
     Ok(Judged::Good(opens))
 }
 
+/// The vault's row after these changes, if they change it.
+pub fn vault_row(changes: &[Change]) -> Option<VaultRow> {
+    let last = changes.iter().rev().find(|change| change.space == Space::Vault)?;
+    last.value.as_deref().and_then(|value| VaultRow::decode(value).ok())
+}
+
 /// The first reason against a profile, unless some of these limits allow it.
 fn forbidden(limits: &[Arc<Limits>], profile: Profile) -> Option<Forbidden> {
     let is_forbidden = |limits: &Arc<Limits>| limits.forbids(profile).is_some();

@@ -6,7 +6,7 @@ use crate::bounds::{Bounds, LOCKS_OF_HOST};
 use crate::state::Pending;
 use lamassu_anchor::row::{Content, Sealed};
 use lamassu_anchor::table::{MemoryTable, Space, Visit};
-use lamassu_anchor::{Digest, ObjectId, Row, Token, TokenKey, VaultRow};
+use lamassu_anchor::{Digest, ObjectId, Revision, Row, Token, TokenKey, VaultRow};
 use lamassu_keys::unix_now;
 use lamassu_lease::locks::{Lock, LockAnswer, LockKey, LockKind, Range};
 use lamassu_lease::{Grant, RequestNo};
@@ -391,6 +391,28 @@ fn a_holder_whose_deadline_passes_while_the_vault_is_at_work_commits_and_release
     assert!(vault.call(holder, Call::Release { grant, keeps: None }).is_ok());
     let granted = heard.try_recv();
     assert!(matches!(granted, Ok((Reply::Granted { takes_over: false, .. }, its)) if its == head), "{granted:?}");
+}
+
+/// What a vault counts goes up from each commit to the next, not only since the vault was opened here.
+#[test]
+fn a_commit_takes_nothing_back_of_what_an_earlier_one_has_counted() {
+    let dir = tempfile::tempdir().unwrap();
+    let (vault, caller) = vault(dir.path());
+    let (line, grant, _told) = begin_to(&vault, &caller, Use::Writes, SessionId(u64::MAX));
+    let first = vault.inner.lock().row.clone();
+    let mut head = vault.head();
+    let mut commit = |revision: u64, objects: u64| {
+        let revision = Revision(first.revision.0 + revision);
+        let row = VaultRow { revision, next_object: ObjectId(first.next_object.0 + objects), ..first.clone() };
+        let change = Change { space: Space::Vault, key: b"vault".to_vec(), value: Some(row.encode()) };
+        let made = vault.commit(&caller, (line.session, grant.number), head, &[change]);
+        made.map(|after| head = after).map_err(|why| matches!(why, Refused::NoAnchor))
+    };
+    assert_eq!(commit(7, 9), Ok(()));
+    for (revision, objects) in [(6, 9), (7, 9), (8, 8)] {
+        assert_eq!(commit(revision, objects), Err(true), "{revision}, {objects}");
+    }
+    assert_eq!(commit(8, 9), Ok(()));
 }
 
 /// Why sessions have ended, as the audit log says.

@@ -136,7 +136,7 @@ fn lent_modes_of_directories_never_show_and_undo_no_chmod() {
         let denied = |d: &dyn BackendDir| assert_eq!(errno(d.stat_entry(name("f"))), Some(libc::EACCES));
         denied(&*d);
         let lending = d.lending().unwrap();
-        // Who finds the lock taken does not wait until its holder has made the staging directory. So both are made here.
+        // Who finds the lock taken does not wait until its holder has made the staging directory: both are made here.
         drop(lending.as_backend(true).unwrap().try_lock(name("lock")).unwrap());
         let looks = || {
             for _ in 0..200 {

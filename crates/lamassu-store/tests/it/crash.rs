@@ -19,8 +19,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The least number of crash states of each test below; together what one run promises.
 const MINIMA: [(&str, u64); 28] = [
-    ("small_files", 40_000),
-    ("small_files_too", 40_000),
+    ("small_files", 24_000),
+    ("small_files_too", 24_000),
     ("several_pages", 600),
     ("few_transient_slots", 3_000),
     ("random_small_files", 25_000),
@@ -104,14 +104,14 @@ fn random(name: &str, setup: &Setup, plan: &Plan) {
 
 #[test]
 fn small_files() {
-    let plan = Plan { seeds: 0..100, steps: 30, size_max: 20_000, depth: Depth { losses: 12, stride: 1 } };
+    let plan = Plan { seeds: 0..60, steps: 30, size_max: 20_000, depth: Depth { losses: 12, stride: 1 } };
     random("small_files", &Setup::default(), &plan);
 }
 
 /// The other half, for another processor.
 #[test]
 fn small_files_too() {
-    let plan = Plan { seeds: 140..240, steps: 30, size_max: 20_000, depth: Depth { losses: 12, stride: 1 } };
+    let plan = Plan { seeds: 140..200, steps: 30, size_max: 20_000, depth: Depth { losses: 12, stride: 1 } };
     random("small_files_too", &Setup::default(), &plan);
 }
 
