@@ -163,12 +163,12 @@ pub enum ControlError {
     NotPermitted,
     /// The user's, or the fault of the owner of a directory on the way: the path leads elsewhere than it says.
     #[error(
-        "{path:?} leads to {target:?} by a symbolic link that another user may have made; give {target:?} itself, if that is meant"
+        "{path:?} goes by a symbolic link to {target:?}, which another user may have made; give the path without it, if that is meant"
     )]
     LeadsAway {
         /// As given.
         path: std::path::PathBuf,
-        /// The path that it leads to.
+        /// What the link says.
         target: std::path::PathBuf,
     },
     /// Another user's mount: its answers may be false.

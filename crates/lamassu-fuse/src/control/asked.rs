@@ -146,7 +146,7 @@ fn walk(given: &Path) -> Result<OwnedFd, ControlError> {
         };
         let (target, is_trusted) = here.link(&name).ok_or_else(|| failed(errno))?;
         if !is_trusted {
-            let target = given.canonicalize().unwrap_or(target);
+            // Not where it leads in the end: who follows it may wait for the daemon of another user's mount.
             return Err(ControlError::LeadsAway { path: given.into(), target });
         }
         links += 1;
