@@ -163,7 +163,7 @@ pub enum ControlError {
     NotPermitted,
     /// The user's, or the fault of the owner of a directory on the way: the path leads elsewhere than it says.
     #[error(
-        "{path:?} goes by a symbolic link to {target:?}, which another user may have made; give the path without it, if that is meant"
+        "{path:?} leads to {target:?} by a symbolic link that another user may have made; give the path without it, if that is meant"
     )]
     LeadsAway {
         /// As given.
