@@ -20,13 +20,11 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How long a copy that goes on record waits for other changes of the header. Most take less; one that waits for its
 /// user, or proves for hours that a key is in use no more, takes longer.
 const PATIENCE: Duration = Duration::from_secs(10);
-const POLL: Duration = Duration::from_millis(50);
 
 /// Records in the history that a copy of a vault's header, `bytes`, was made: for a later destruction of keys, the user
 /// wants to know which copies exist. The header's lock is held: a renewal of the file key that has read the history
@@ -56,21 +54,10 @@ pub fn record_copy<H: Header>(
     let file = std::path::absolute(copy).unwrap_or_else(|_| copy.to_path_buf());
     let event = Event::new(EventKind::BackedUp).slot(keys.slot()).detail("file", file.display());
     let event = event.detail("sha256", hex(&sha256(bytes))).detail("slots", listed(&slots_of(header)));
-    let update = begin_soon(&dir.join(name::HEADER), policy)?;
+    let update = Update::begin_within(PATIENCE, &dir.join(name::HEADER), &policy.witness())?;
     let mut history = keys.history(dir, &update.read::<H>()?)?;
     history.note(event)?;
     remember(anchor.as_deref(), &history)
-}
-
-/// Takes the right to change a header as soon as another command gives it back, within [`PATIENCE`].
-fn begin_soon(header: &Path, policy: &Policy) -> Result<Update> {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        match Update::begin(header, &policy.witness()) {
-            Err(FileError::Busy { .. }) if Instant::now() < deadline => thread::sleep(POLL),
-            begun => return Ok(begun?),
-        }
-    }
 }
 
 /// A copy of a header, read and not verified. Its kind decides what a restore replaces.

@@ -7,17 +7,16 @@ use lamassu_anchor::row::Sealed;
 use lamassu_anchor::{Anchor, Digest};
 use lamassu_format::header::{HistoryHead, HistoryMark, VaultHeader};
 use lamassu_format::name;
-use lamassu_keys::{FileError, HistoryError, KeyError, Unlocked, Update, header_file, witness};
+use lamassu_keys::{HistoryError, KeyError, Unlocked, Update, header_file, witness};
 use lamassu_store::Backend;
 use lamassu_vault::VaultError;
 use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-/// How long to wait for a process that replaces a header, and how often to look.
+/// How long to wait for a process that replaces a header, which takes a moment.
 const REPLACING: Duration = Duration::from_secs(5);
-const POLL: Duration = Duration::from_millis(2);
 
 pub(super) const HEADER: &str = "vault header";
 pub(super) const HISTORY: &str = "history";
@@ -74,25 +73,15 @@ pub fn check(anchor: &Anchor, access: Access, header: &VaultHeader, keys: &Unloc
 /// process without it replaces nothing, though it may still have the right, for example since it was stopped.
 fn settle(anchor: &Anchor, seen: Digest, dir: &Path) -> Result<()> {
     let path = dir.join(name::HEADER);
-    let _right = if anchor.may_end() { None } else { Some(right_to_replace(&path)?) };
+    // Nothing is replaced with the right, so no witness is needed.
+    let right = || Update::begin_within(REPLACING, &path, &lamassu_keys::nobody());
+    let _right = if anchor.may_end() { None } else { Some(right()?) };
     let now = Digest(witness::digest(&header_file::read::<VaultHeader>(&path)?)?);
     if now != seen {
         return Err(outdated(HEADER));
     }
     sync(dir)?;
     if anchor.header_is(seen)? { Ok(()) } else { Err(outdated(HEADER)) }
-}
-
-/// Waits for a process that is replacing the header, which takes a moment.
-fn right_to_replace(path: &Path) -> Result<Update> {
-    let deadline = Instant::now() + REPLACING;
-    loop {
-        // Nothing is replaced with it, so no witness is needed.
-        match Update::begin(path, &lamassu_keys::nobody()) {
-            Err(FileError::Busy { .. }) if Instant::now() < deadline => std::thread::sleep(POLL),
-            begun => return Ok(begun?),
-        }
-    }
 }
 
 /// Makes the present header of a directory durable.

@@ -36,6 +36,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 use steps::Steps;
 
 /// Permissions of a new header: it holds no key in the clear, but lets its readers guess at passphrases.
@@ -142,6 +143,21 @@ pub struct Update {
 }
 
 impl Update {
+    /// The same as [`Update::begin`], once another process gives the right back, within `patience`.
+    ///
+    /// # Errors
+    /// As [`Update::begin`].
+    pub fn begin_within(patience: Duration, path: &Path, witness: &Arc<dyn Witness>) -> Result<Self, FileError> {
+        const POLL: Duration = Duration::from_millis(5);
+        let deadline = Instant::now() + patience;
+        loop {
+            match Self::begin(path, witness) {
+                Err(FileError::Busy { .. }) if Instant::now() < deadline => std::thread::sleep(POLL),
+                begun => return begun,
+            }
+        }
+    }
+
     /// Takes the right to change or create the header at `path`, without waiting. The header must be read after this,
     /// not before. `witness`: remembers the newest header of a vault; [`witness::nobody`] for a zone file.
     ///
